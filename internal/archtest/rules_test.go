@@ -114,7 +114,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/replicated"},
-		Only: []string{"internal/clock", "internal/faults", "internal/obs", "internal/mono", "kernel/stamp", "nsqd/commitlog"},
+		Only: []string{"internal/clock", "internal/faults", "internal/obs", "internal/mono", "internal/plural", "kernel/stamp", "nsqd/commitlog"},
 		Why:  "it is a log like the one in files",
 	},
 	{
@@ -168,7 +168,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"tools/drlsim", "tools/sim/..."},
-		Only: []string{"gateway/balance", "gateway/cost", "gateway/limit", "gateway/schedule", "internal/container", "internal/faults", "internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/help", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
+		Only: []string{"gateway/balance", "gateway/cost", "gateway/limit", "gateway/schedule", "internal/container", "internal/faults", "internal/lifecycle", "internal/obs", "internal/mono", "internal/plural", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/help", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
 		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
 	},
 	{
@@ -193,7 +193,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"internal/local"},
-		Only: []string{"api/...", "internal/faults"},
+		Only: []string{"api/...", "internal/faults", "internal/plural"},
 		Why:  "what starts a program knows its flags and its API",
 	},
 	{
@@ -401,7 +401,7 @@ func TestStructureOfThisModule(t *testing.T) {
 var instruments = []string{"bench/...", "tools/drlsim", "tools/iotpub/...", "tools/load", "tools/sim/..."}
 
 // maxInstruments is the present number of lines, rounded up. It rises only for a measurement that an issue asks for. The target is 14,000.
-const maxInstruments = 20800
+const maxInstruments = 21360
 
 func TestInstrumentsStaySmall(t *testing.T) {
 	m := module(t)

@@ -142,7 +142,7 @@ type Conn struct {
 	once  sync.Once
 
 	// Guarded by of.mu.
-	unauthenticated bool // in of.mu.strangers, at place
+	unauthenticated bool // in of.mu.unauthenticated, at place
 	place           container.Element[*Conn]
 	closed          bool
 	afterClose      func() // called after Close; may be nil

@@ -73,12 +73,12 @@ func TestWhoIsKnownGetsInAmongStrangers(t *testing.T) {
 func getsIn(t *testing.T, security secure.ServerConfig, as ...grpc.DialOption) {
 	s, limit := limited(t, Addresses{security: security})
 	address := s.RPCListener.Addr().String()
-	var strangers []net.Conn
+	var unauthenticated []net.Conn
 	crowd := func() {
 		for range 2 * limit {
 			c, err := net.Dial("tcp", address)
 			testkit.Must(t, err)
-			strangers = append(strangers, c)
+			unauthenticated = append(unauthenticated, c)
 		}
 	}
 	crowd()
@@ -92,13 +92,13 @@ func getsIn(t *testing.T, security secure.ServerConfig, as ...grpc.DialOption) {
 	}
 	ask("all slots were taken")
 	crowd()
-	testkit.WaitFor(t, "the strangers take each other's slots", func() bool {
-		return count(t, s, "srtm_grpc_connections_evicted_total") == float64(len(strangers)+1-limit)
+	testkit.WaitFor(t, "unauthenticated connections take each other's slots", func() bool {
+		return count(t, s, "srtm_grpc_connections_evicted_total") == float64(len(unauthenticated)+1-limit)
 	})
-	testkit.Equal(t, conn.GetState(), connectivity.Ready, "the client, after more strangers")
-	ask("after more strangers")
+	testkit.Equal(t, conn.GetState(), connectivity.Ready, "the client, after more unauthenticated connections")
+	ask("after more unauthenticated connections")
 	testkit.Equal(t, count(t, s, "srtm_grpc_connections_refused_total"), 0, "refused")
-	for _, c := range strangers {
+	for _, c := range unauthenticated {
 		testkit.Must(t, c.Close())
 	}
 }
@@ -116,12 +116,12 @@ func TestConnectionsOfGRPCAreBounded(t *testing.T) {
 		}
 	}
 	check()
-	strangers := make([]net.Conn, limit)
-	for i := range strangers {
-		strangers[i], err = net.Dial("tcp", s.RPCListener.Addr().String())
+	unauthenticated := make([]net.Conn, limit)
+	for i := range unauthenticated {
+		unauthenticated[i], err = net.Dial("tcp", s.RPCListener.Addr().String())
 		testkit.Must(t, err)
 	}
-	last := strangers[limit-1] // gRPC's client has the slot
+	last := unauthenticated[limit-1] // gRPC's client has the slot
 	testkit.Must(t, last.SetReadDeadline(time.Now().Add(30*time.Second)))
 	if text, err := io.ReadAll(last); len(text) > 0 || err != nil {
 		t.Errorf("one too many: %q, %v", text, err)
@@ -131,8 +131,8 @@ func TestConnectionsOfGRPCAreBounded(t *testing.T) {
 		t.Errorf("the client that was there before: %v", conn.GetState())
 	}
 	testkit.Equal(t, count(t, s, "srtm_grpc_connections_refused_total"), 1, "refused")
-	for _, stranger := range strangers {
-		testkit.Must(t, stranger.Close())
+	for _, c := range unauthenticated {
+		testkit.Must(t, c.Close())
 	}
 	testkit.Must(t, conn.Close())
 }

@@ -15,6 +15,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/faults"
+	"github.com/srtm-io/srtm/internal/plural"
 )
 
 // ClusterConfig configures a cluster. Immutable.
@@ -177,7 +178,7 @@ func (c *Cluster) await(ctx context.Context, brokers int) error {
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("%d of %d brokers have joined: %w", joined, brokers, context.Cause(ctx)), err)
+			return errors.Join(fmt.Errorf("%d of %s have joined: %w", joined, plural.Count(brokers, "broker"), context.Cause(ctx)), err)
 		case <-tick.C:
 		}
 	}

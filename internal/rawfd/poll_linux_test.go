@@ -59,7 +59,7 @@ func TestEventsBearSlotAndGeneration(t *testing.T) {
 	}
 }
 
-// Each of several wake-ups and alarms ends one wait, although nobody reads what they leave in their
+// Each of several wake-ups and alarms ends one wait, although the test does not read what they leave in their
 // descriptors. None of them ends a second wait.
 func TestWakeAndAlarmEndAWait(t *testing.T) {
 	p := testkit.Result(rawfd.NewPoller()).Must(t)

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/plural"
 )
 
 // ChannelExpiryForm is the form that ParseChannelExpiry reads.
@@ -86,10 +87,8 @@ func ExpiryText(e *srtmv1.Expiry) string {
 	if ttl := e.GetTtl().AsDuration(); ttl > 0 {
 		parts = append(parts, fmt.Sprintf("discarded after %v", ttl))
 	}
-	if n := e.GetMaxAttempts(); n == 1 {
-		parts = append(parts, "given up after 1 delivery")
-	} else if n > 1 {
-		parts = append(parts, fmt.Sprintf("given up after %d deliveries", n))
+	if n := e.GetMaxAttempts(); n > 0 {
+		parts = append(parts, "given up after "+plural.Count(n, "delivery"))
 	}
 	if target := e.GetDeadLetterTopic(); target != "" {
 		parts = append(parts, "then sent to "+target)

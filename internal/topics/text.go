@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/service"
 )
 
@@ -116,7 +117,7 @@ func Lowering(l *srtmv1.Lowering) string {
 		text := fmt.Sprintf("broker %s may use %s msg/s and burst %d", b.BrokerId, s.Rate.Text(), s.Burst)
 		switch {
 		case b.Until != nil:
-			text += fmt.Sprintf(" until %s (policy strict), at most %d messages", b.Until.AsTime().UTC().Format("2006-01-02 15:04:05 UTC"), b.MostMessages)
+			text += fmt.Sprintf(" until %s (policy strict), at most %s", b.Until.AsTime().UTC().Format("2006-01-02 15:04:05 UTC"), plural.Count(b.MostMessages, "message"))
 		case b.Connected:
 			text += " until it confirms the smaller share"
 		case b.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT:

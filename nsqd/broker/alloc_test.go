@@ -223,3 +223,33 @@ func heap() uint64 {
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
 }
+
+// BenchmarkBacklog publishes messages of 100 bytes for a consumer that does not read. It reports
+// the memory of a waiting message.
+func BenchmarkBacklog(b *testing.B) {
+	const messages = 300_000
+	body := make([]byte, 100)
+	for b.Loop() {
+		b.StopTimer()
+		dir := b.TempDir()
+		st := testkit.Result(broker.OpenStorage(broker.StorageConfig{
+			Path: filepath.Join(dir, "messages"), Metadata: filepath.Join(dir, "metadata.json"),
+			MaxRecord: 1 << 20, Overflow: 1000, Log: slog.New(slog.DiscardHandler),
+		})).Must(b)
+		br := testkit.Result(broker.New(broker.Config{Capacity: 2 * messages, MaxMemory: 1 << 30, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: st})).Must(b)
+		testkit.Must(b, br.Restore())
+		top := testkit.Result(br.CreateTopic("t")).Must(b)
+		testkit.Result(top.Subscribe("c", broker.Subscriber{MsgTimeout: time.Minute}, func() {})).Must(b)
+		before := heap()
+		b.StartTimer()
+		for range messages {
+			now := clock.Mono()
+			testkit.Must(b, top.Publish(now, 0, broker.Published{Body: body, Arrival: stamp.Arrival{At: now, Source: stamp.Exact}}))
+		}
+		b.StopTimer()
+		b.ReportMetric(float64(heap()-before)/messages, "B/message")
+		br.Close()
+		st.Close()
+		b.StartTimer()
+	}
+}

@@ -244,11 +244,11 @@ var _ = Describe("A capture of arrivals", func() {
 		t := topic(start(func(c *broker.Config) { c.Capacity = 1 << 17 }), "t")
 		t.Capture(0, 0)
 		l := &listener{}
-		recorded := 0
+		tb, recorded := GinkgoTB(), 0
 		for i := range 1<<16 + 5 {
 			p := t.AddPublisher(strconv.Itoa(i), strconv.Itoa(i%2), police.Identity{})
 			for range 2 {
-				Expect(t.Publish(0, 0, broker.Published{From: p})).To(Succeed())
+				testkit.Must(tb, t.Publish(0, 0, broker.Published{From: p}))
 			}
 			p.Leave()
 			if i%10_000 == 0 || i == 1<<16+4 {
@@ -269,8 +269,9 @@ var _ = Describe("A capture of arrivals", func() {
 		t := topic(start(func(c *broker.Config) { c.Capacity = 1 << 18 }), "t")
 		t.Capture(0, 0)
 		l := &listener{}
+		tb := GinkgoTB()
 		send := func(p *broker.Publisher) {
-			Expect(t.Publish(0, 0, broker.Published{From: p})).To(Succeed())
+			testkit.Must(tb, t.Publish(0, 0, broker.Published{From: p}))
 			p.Leave()
 		}
 		for i := range 100_000 {
@@ -306,7 +307,7 @@ var _ = Describe("A capture of arrivals", func() {
 		Expect(l.publishers).To(Equal([]string{"north.1", "auth:fleet", "cert:ca?t", "addr:10.0.0.9", "addr:10.0.0.8", "client:auth:fleet", "a:b"}))
 	})
 
-	It("does not count a stranger's messages as an authenticated publisher's whose client_id it uses", func() {
+	It("does not count an unauthenticated client's messages as those of the authenticated publisher with the same client_id", func() {
 		t := topic(start(func(*broker.Config) {}), "t")
 		t.Capture(0, 0)
 		fleet, other := police.Identity{Kind: "auth", ID: "fleet"}, police.Identity{Kind: "auth", ID: "other"}

@@ -18,7 +18,7 @@ import (
 )
 
 var _ = Describe("a topic that is deleted while a caller still has it", func() {
-	It("does nothing when it is told to go on", func() {
+	It("does nothing when it is resumed", func() {
 		b := start(nil)
 		t := topic(b, "t")
 		read(t, "c", 10, true)

@@ -130,14 +130,14 @@ var _ = Describe("a disk that is full", func() {
 })
 
 var _ = Describe("a broker that closes", func() {
-	It("has stored all, also where it cannot delete what is done with", func() {
+	It("has stored all messages even if it cannot delete finished messages", func() {
 		b := on(nil, GinkgoT().TempDir())
 		t := topic(b, "t")
 		Expect(durably(t, "held")).To(Succeed())
 		t.FailTrims(syscall.EIO)
 		Expect(b.Close()).To(Succeed())
 	})
-	It("saves what is done with as long as it takes to find a leader", func() {
+	It("saves finished messages, however long the election of a leader takes", func() {
 		b := on(nil, GinkgoT().TempDir())
 		t := topic(b, "t")
 		t.Pause()

@@ -20,7 +20,7 @@ var _ = Describe("an idle topic that stores before it accepts", func() {
 			Expect(files()).NotTo(BeZero())
 			t.Unpause()
 			Eventually(r.count).Should(Equal(100*i + 100))
-			Eventually(t.Spilling).Should(BeZero(), "everything is done with")
+			Eventually(t.Spilling).Should(BeZero(), "every message is finished")
 			Expect(files()).To(BeZero())
 		}
 		t.Pause()

@@ -97,7 +97,7 @@ var _ = Describe("the memory of messages", func() {
 		Expect(modest.Stats().Counters.Refused).To(BeEquivalentTo(600))
 		By("a reader that makes room")
 		read(greedy, "c", 10, true)
-		Eventually(func() int { return greedy.Stats().Waiting }).Should(BeZero())
+		Eventually(func() int64 { return greedy.Stats().Memory }).Should(BeZero())
 		Expect(publish(greedy, body)).To(Succeed())
 	})
 

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -104,9 +105,14 @@ var _ = Describe("what a broker records besides messages", func() {
 	It("is complete after a crash, with the changes of a large file", func() {
 		path := GinkgoT().TempDir()
 		b, stop := stored(path, false)
+		var wg sync.WaitGroup
 		for i := range 700 {
-			Expect(topic(b, fmt.Sprintf("t%03d", i)).CreateChannel("channel")).To(Succeed())
+			wg.Go(func() { // changes of several goroutines share a write
+				defer GinkgoRecover()
+				Expect(topic(b, fmt.Sprintf("t%03d", i)).CreateChannel("channel")).To(Succeed())
+			})
 		}
+		wg.Wait()
 		Expect(b.Recorded()).To(Succeed())
 		appended := 0
 		for range 2 { // one of the changes may find the changes as large as the file

@@ -61,7 +61,7 @@ var _ = Describe("files of messages that are changed while nsqd is down", func()
 	lines := func() int { return strings.Count(string(errors.Contents()), "level=ERROR") }
 
 	for mode, set := range modes {
-		DescribeTable("are said to be missing with topic and path, counted once, and the broker goes on, with "+mode,
+		DescribeTable("are logged as missing with topic and path, counted once, and the broker continues, with "+mode,
 			func(damage func(), said string, lost bool) {
 				leave(set)
 				damage()

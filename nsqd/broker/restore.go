@@ -10,6 +10,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/metadata"
@@ -298,9 +299,11 @@ func (st *store) makeRoom() error {
 func (st *store) prepareExit() error {
 	st.runner.do(func(_ mono.Time, s *step) { st.runner.mu.core.Cursors().StoreLast(&s.fx) })
 	held, _ := st.runner.held(0)
-	log := st.log.Load()
-	st.empty = held == 0
-	st.obsolete = st.empty && log != nil && log.Stats().Damaged == 0 && !st.retains() && st.storage().cfg.Replicated == nil
+	log, retains := st.log.Load(), st.retains()
+	st.runner.mu.Lock()
+	st.empty = held == 0 && !(retains && st.runner.mu.core.Log().Unwritten())
+	st.runner.mu.Unlock()
+	st.obsolete = st.empty && log != nil && log.Stats().Damaged == 0 && !retains && st.storage().cfg.Replicated == nil
 	if st.obsolete {
 		st.logged.Store(false)
 	}
@@ -354,7 +357,7 @@ func (st *store) reportLost(err error) error {
 	st.runner.mu.Lock()
 	n := st.runner.mu.core.Cursors().Unstored()
 	st.runner.mu.Unlock()
-	err = fmt.Errorf("%d messages of %s are lost: %w", n, st.runner.name, err)
+	err = fmt.Errorf("topic %s has lost %s: %w", st.runner.name, plural.Count(n, "message"), err)
 	if log := st.log.Load(); log != nil {
 		err = errors.Join(err, st.tryToSave(), log.Close())
 	}

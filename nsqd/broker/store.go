@@ -70,7 +70,7 @@ type store struct {
 	// topic.
 	scratch   *scratch
 	rewritten bool          // messages were carried forward since the last snapshot
-	empty     bool          // the topic held no messages when the broker closed
+	empty     bool          // when the broker closed, the topic had no message to store
 	obsolete  bool          // empty, and the next process does not need the log
 	lockTime  time.Duration // time for which the last snapshot held mu
 }

@@ -20,7 +20,7 @@ var _ = Describe("a message on disk that cannot be read", func() {
 		return bodies(r)
 	}
 
-	It("is kept in its damaged file, counted and said, the others go on, and that brings no topic back", func() {
+	It("is kept in its damaged file, counted and logged; other files still work, and no deleted topic returns", func() {
 		path := GinkgoT().TempDir()
 		b, stop := restored(path, 100, false)
 		Expect(topic(b, "t").CreateChannel("c")).To(Succeed())

@@ -1,5 +1,7 @@
 package queue
 
+import "github.com/srtm-io/srtm/internal/container"
+
 // Backlog is the topic's own cursor. Messages behind the cursor wait for tokens or for a channel.
 //
 // Invariants, checked by checkInvariants in tests:
@@ -7,19 +9,18 @@ package queue
 //   - under a contract, the messages in memory are in order of arrival, so no message gets its
 //     token before the head.
 type Backlog struct {
-	log       *Log             // set once
-	byArrival bool             // the topic has a contract
-	waiting   ring[*Message]   // the messages in memory
-	window    window[*Message] // the messages in memory, by offset
-	absent    ring[Offset]     // messages of an earlier process that were not read yet
+	log       *Log                      // set once
+	byArrival bool                      // the topic has a contract
+	waiting   container.Queue[*Message] // the messages in memory
+	window    window[*Message]          // the messages in memory, by offset
+	absent    container.Queue[Offset]   // messages of an earlier process that were not read yet
 	behind    bool
 	late      int  // messages from the window's end on
 	foreign   bool // the backlog passed a message for one channel alone
 
 	// Placeholders in windows: unread for messages of an earlier process that were not read yet;
 	// pending, in a channel's window, for messages that were not released yet.
-	unread  *Message // nil until Restore
-	pending *item    // nil until first used
+	unread, pending *Message // nil until first used
 
 	counters   Counters
 	maxWaiting int // since the last TakeMaxWaiting
@@ -41,10 +42,10 @@ func (b *Backlog) Counters() Counters { return b.counters }
 
 // Waiting returns the number of messages that wait for tokens or for a channel, in memory or on
 // disk.
-func (b *Backlog) Waiting() int { return b.waiting.len() + b.Beyond() }
+func (b *Backlog) Waiting() int { return b.waiting.Len() + b.Beyond() }
 
 // Beyond returns the number of waiting messages that are not in memory.
-func (b *Backlog) Beyond() int { return b.late + b.absent.len() }
+func (b *Backlog) Beyond() int { return b.late + b.absent.Len() }
 
 // Waits reports whether a message has no token yet. The owner records the release of a message
 // only after Waits returns false. Requires: the message belongs to the machine.
@@ -77,7 +78,7 @@ func (b *Backlog) fallBehind() {
 // Free returns how many messages may go into memory without overtaking another message.
 func (b *Backlog) Free() int {
 	l := b.log
-	if b.behind || l.tight || b.absent.len() > 0 {
+	if b.behind || l.tight || b.absent.Len() > 0 {
 		return 0
 	}
 	n := b.space(l.cfg.Capacity)
@@ -94,18 +95,18 @@ func (b *Backlog) Room(n int) bool {
 }
 
 // space returns how many more messages memory may take, if most is the maximum.
-func (b *Backlog) space(most int) int { return max(0, most-b.waiting.len()) }
+func (b *Backlog) space(most int) int { return max(0, most-b.waiting.Len()) }
 
 // wait takes a message into memory: at the end, or in order of arrival under a contract. Readers
 // of connections deliver messages late and out of order, and the earliest arrival gets its token
 // first.
 func (b *Backlog) wait(m *Message) {
 	m.ref()
-	i := b.waiting.len()
+	i := b.waiting.Len()
 	if b.byArrival {
-		i = b.waiting.after(m, laterArrival)
+		i = b.waiting.After(m, laterArrival)
 	}
-	b.waiting.insert(i, m)
+	b.waiting.Insert(i, m)
 	if !b.log.logged() {
 		return
 	}
@@ -122,37 +123,47 @@ func laterArrival(a, b *Message) bool { return b.Arrival.Before(a.Arrival) }
 // sort orders the backlog when a contract begins.
 func (b *Backlog) sort() {
 	b.byArrival = true
-	b.waiting.sort(laterArrival)
+	b.waiting.Sort(laterArrival)
 }
 
 func (b *Backlog) pop() {
-	m := b.waiting.pop()
+	m := b.waiting.Pop()
 	b.window.done(m.Offset)
 	b.counters.Released++
 }
 
-// placeholder returns the placeholder in channels' windows for a message that was not released yet.
-func (b *Backlog) placeholder() *item {
+// notReleased returns the placeholder pending.
+func (b *Backlog) notReleased() *Message {
 	if b.pending == nil {
-		b.pending = new(item)
+		b.pending = new(Message)
 	}
 	return b.pending
 }
 
-func (b *Backlog) isPending(it *item) bool { return it != nil && it == b.pending }
+// notRead returns the placeholder unread.
+func (b *Backlog) notRead() *Message {
+	if b.unread == nil {
+		b.unread = new(Message)
+	}
+	return b.unread
+}
+
+func (b *Backlog) isPending(m *Message) bool { return m != nil && m == b.pending }
+
+func (b *Backlog) isUnread(m *Message) bool { return m != nil && m == b.unread }
 
 // wants returns the offset and the number of messages that the backlog needs from the log. most
 // is the maximum in memory. Until half of the memory is free the backlog needs nothing, so reads
 // come in batches.
 func (b *Backlog) wants(most int) (from Offset, n int) {
-	if b.absent.len() == 0 && (!b.behind || b.log.hasRead(b.window.end())) {
+	if b.absent.Len() == 0 && (!b.behind || b.log.hasRead(b.window.end())) {
 		return 0, 0
 	}
 	if n = b.space(most); !b.log.tight && 2*n < b.log.cfg.Capacity {
 		return 0, 0
 	}
-	if b.absent.len() > 0 {
-		return b.absent.front(), n
+	if b.absent.Len() > 0 {
+		return b.absent.Front(), n
 	}
 	return b.window.end(), n
 }
@@ -161,13 +172,13 @@ func (b *Backlog) wants(most int) (from Offset, n int) {
 // refill tells channels which messages are lost.
 func (b *Backlog) refill(from, upTo Offset, msgs []*Message, most int, channels []*Channel) {
 	var m *Message
-	for i := 0; b.absent.len() > 0; {
-		o := b.absent.front()
+	for i := 0; b.absent.Len() > 0; {
+		o := b.absent.Front()
 		if o < from || o >= upTo {
 			return
 		}
 		if m, i = messageAt(msgs, i, o); m == nil {
-			b.absent.pop()
+			b.absent.Pop()
 			b.counters.Lost++
 			b.lose(o, channels)
 			continue
@@ -175,7 +186,7 @@ func (b *Backlog) refill(from, upTo Offset, msgs []*Message, most int, channels 
 		if b.space(most) <= 0 {
 			return
 		}
-		b.absent.pop()
+		b.absent.Pop()
 		b.wait(m)
 	}
 	b.catchUp(most)
@@ -194,7 +205,7 @@ func (b *Backlog) lose(o Offset, channels []*Channel) {
 // catchUp moves the cursor over messages that are in memory, until most messages wait in memory.
 func (b *Backlog) catchUp(most int) {
 	l := b.log
-	for b.behind && b.absent.len() == 0 {
+	for b.behind && b.absent.Len() == 0 {
 		o := b.window.end()
 		if o >= l.end {
 			b.behind = false
@@ -232,11 +243,11 @@ func (b *Backlog) empty(fx *Effects) int {
 		}
 	}
 	l.skip(b.window.end(), l.end)
-	for i := range b.waiting.len() {
-		fx.unref(b.waiting.at(i))
+	for i := range b.waiting.Len() {
+		fx.unref(b.waiting.At(i))
 	}
-	b.waiting.clear()
-	b.absent.clear()
+	b.waiting.Clear()
+	b.absent.Clear()
 	b.window = window[*Message]{next: l.end}
 	b.behind, b.late = false, 0
 	b.counters.Emptied += uint64(n)

@@ -86,7 +86,7 @@ func newChannel(now mono.Time, name string, l *Log, b *Backlog) *Channel {
 // memory returns how many more messages the channel may hold in memory.
 func (c *Channel) memory() int {
 	if c.cursor.log.tight {
-		if c.items.ready.len()+len(c.items.due) == 0 && c.consumers.hasCredit() && !c.paused && !c.stopped {
+		if c.items.ready.Len()+len(c.items.due) == 0 && c.consumers.hasCredit() && !c.paused && !c.stopped {
 			return 1 // the message leaves at once
 		}
 		return 0
@@ -96,14 +96,14 @@ func (c *Channel) memory() int {
 		exempt = maxDeferred
 	}
 	// Requeued messages may exceed the capacity.
-	return max(0, c.cursor.log.cfg.Capacity-c.items.ready.len()-max(0, c.Deferred()-exempt))
+	return max(0, c.cursor.log.cfg.Capacity-c.items.ready.Len()-max(0, c.Deferred()-exempt))
 }
 
 // space returns how many new messages the channel may take.
 func (c *Channel) space() int {
 	n := c.memory()
 	if c.cursor.tracked && c.cursor.log.cfg.MaxUnfinished > 0 {
-		n = min(n, max(0, c.cursor.log.cfg.MaxUnfinished-c.cursor.window.slots.len()))
+		n = min(n, max(0, c.cursor.log.cfg.MaxUnfinished-c.cursor.window.slots.Len()))
 	}
 	return n
 }
@@ -113,7 +113,7 @@ func (c *Channel) Depth() int { return c.Ready() + len(c.items.due) }
 
 // Ready returns the number of messages that wait for a consumer with credit, in memory or on
 // disk.
-func (c *Channel) Ready() int { return c.items.ready.len() + c.cursor.beyond() }
+func (c *Channel) Ready() int { return c.items.ready.Len() + c.cursor.beyond() }
 
 // Pause stops deliveries; Topic.UnpauseChannel resumes them.
 func (c *Channel) Pause() { c.paused = true }
@@ -124,8 +124,9 @@ func (c *Channel) Paused() bool { return c.paused }
 // there is none.
 func (c *Channel) Deadline() mono.Time {
 	deadline := c.items.deadline()
-	if c.expiry.TTL > 0 && c.items.ready.len() > 0 && !c.stopped {
-		deadline = min(deadline, c.expiry.end(c.items.ready.front().msg.Arrival))
+	if c.expiry.TTL > 0 && c.items.ready.Len() > 0 && !c.stopped {
+		m, _ := c.items.ready.front()
+		deadline = min(deadline, c.expiry.end(m.Arrival))
 	}
 	return deadline
 }
@@ -147,7 +148,7 @@ func (c *Channel) Unfinished() int { return c.cursor.unfinished() }
 func (c *Channel) Full() bool { return c.cursor.full() }
 
 // InFlight returns the number of messages that consumers hold.
-func (c *Channel) InFlight() int { return c.items.inFlight.n }
+func (c *Channel) InFlight() int { return c.items.inFlight }
 
 // Deferred returns the number of messages held back until a later time.
 func (c *Channel) Deferred() int { return c.items.deferred() }
@@ -158,17 +159,6 @@ func (c *Channel) Counters() ChannelCounters { return c.counters }
 // drops messages rather than hold back other channels.
 func (c *Channel) open() bool {
 	return c.ephemeral || !c.cursor.behind && c.space() > 0 || c.cursor.log.room(1)
-}
-
-// enter takes a message into memory.
-func (c *Channel) enter(now mono.Time, m *Message) *item {
-	it := c.items.make(m)
-	it.attempts = m.Attempts
-	if m.Defer > 0 {
-		it.due = m.Arrival.Add(m.Defer)
-	}
-	c.items.place(now, it)
-	return it
 }
 
 // dispatch delivers ready messages to consumers with credit, in turn.
@@ -187,9 +177,9 @@ func (c *Channel) dispatch(now mono.Time, fx *Effects) {
 	if c.cursor.behind {
 		c.catchUp(now)
 	}
-	for c.items.ready.len() > 0 {
+	for c.items.ready.Len() > 0 {
 		if expires {
-			if c.discardExpired(now, fx); c.items.ready.len() == 0 {
+			if c.discardExpired(now, fx); c.items.ready.Len() == 0 {
 				break
 			}
 		}
@@ -198,7 +188,7 @@ func (c *Channel) dispatch(now mono.Time, fx *Effects) {
 			c.starved = true
 			return
 		}
-		it := c.items.ready.pop()
+		it := c.items.pop()
 		if c.cursor.behind {
 			c.catchUp(now)
 		}
@@ -238,7 +228,7 @@ func (c *Channel) waited(it *item, now mono.Time) time.Duration {
 
 // take takes an item from the consumer that holds it.
 func (c *Channel) take(id ConsumerID, m MessageID) (*item, error) {
-	it := c.items.inFlight.get(&m, id)
+	it := c.items.index.get(&m, id)
 	if it == nil {
 		return nil, ErrNotInFlight
 	}
@@ -249,7 +239,7 @@ func (c *Channel) take(id ConsumerID, m MessageID) (*item, error) {
 
 // endDelivery takes an item from its holder. Requires: the item is not in due.
 func (c *Channel) endDelivery(it *item) {
-	c.items.inFlight.remove(it)
+	c.items.inFlight--
 	w := it.holder
 	w.release(it)
 	c.consumers.list(w)
@@ -290,7 +280,7 @@ func (c *Channel) requeue(now mono.Time, id ConsumerID, m MessageID, delay time.
 }
 
 func (c *Channel) touch(now mono.Time, id ConsumerID, m MessageID) error {
-	it := c.items.inFlight.get(&m, id)
+	it := c.items.index.get(&m, id)
 	if it == nil {
 		return ErrNotInFlight
 	}
@@ -336,10 +326,11 @@ func (c *Channel) empty(fx *Effects) int {
 	return n
 }
 
-// done ends an item in the channel. Requires: nothing refers to the item any more.
+// done ends an item in the channel. Requires: nothing but the index refers to the item.
 func (c *Channel) done(it *item, fx *Effects) {
 	c.cursor.log.changes++
+	m := it.msg
 	c.cursor.close(it.offset)
-	fx.unref(it.msg)
 	c.items.recycle(it)
+	fx.unref(m)
 }

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/container"
 )
 
 // Distance is how far a consumer is from the broker.
@@ -77,7 +79,7 @@ func (c *consumer) release(it *item) {
 //     consumers without credit and removed consumers, which nearest skips.
 type Consumers struct {
 	byID     map[ConsumerID]*consumer
-	credited [Distances]ring[*consumer] // FIFOs, so that consumers take turns
+	credited [Distances]container.Queue[*consumer] // FIFOs, so that consumers take turns
 }
 
 // Len returns the number of consumers.
@@ -116,12 +118,17 @@ func (cs *Consumers) take(id ConsumerID) (held []*item) {
 	}
 	delete(cs.byID, id)
 	w.ready = 0
-	// Remove stale entries once they outnumber the consumers, so that neither the ring nor the
-	// cost of a removal grows.
-	if ring := &cs.credited[w.distance]; w.listed && ring.len() > 2*len(cs.byID) {
-		for range ring.len() {
-			if h := ring.pop(); cs.byID[h.id] == h {
-				ring.push(h)
+	// Remove stale entries once they outnumber the consumers, so that neither the rings nor the
+	// cost of a removal grow. Every removal looks at every ring: a consumer that is not listed
+	// leaves, too, and then an older entry may be one too many.
+	for d := range cs.credited {
+		ring := &cs.credited[d]
+		if ring.Len() <= 2*len(cs.byID) {
+			continue
+		}
+		for range ring.Len() {
+			if h := ring.Pop(); cs.byID[h.id] == h {
+				ring.Push(h)
 			} else {
 				h.listed = false
 			}
@@ -168,7 +175,7 @@ func (cs *Consumers) setReady(id ConsumerID, n int) error {
 func (cs *Consumers) list(w *consumer) {
 	if w.credit() && !w.listed {
 		w.listed = true
-		cs.credited[w.distance].push(w)
+		cs.credited[w.distance].Push(w)
 	}
 }
 
@@ -176,8 +183,8 @@ func (cs *Consumers) list(w *consumer) {
 // same distance take turns. nearest returns nil if no consumer has credit.
 func (cs *Consumers) nearest() *consumer {
 	for d := range cs.credited {
-		for ring := &cs.credited[d]; ring.len() > 0; {
-			w := ring.pop()
+		for ring := &cs.credited[d]; ring.Len() > 0; {
+			w := ring.Pop()
 			w.listed = false
 			if w.credit() {
 				return w
@@ -189,11 +196,11 @@ func (cs *Consumers) nearest() *consumer {
 
 func (cs *Consumers) hasCredit() bool {
 	for d := range cs.credited {
-		for ring := &cs.credited[d]; ring.len() > 0; {
-			if ring.front().credit() {
+		for ring := &cs.credited[d]; ring.Len() > 0; {
+			if ring.Front().credit() {
 				return true
 			}
-			ring.pop().listed = false
+			ring.Pop().listed = false
 		}
 	}
 	return false

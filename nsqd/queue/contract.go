@@ -264,8 +264,8 @@ func (t *Topic) Admit(now mono.Time, ahead, n int, first, last mono.Time) error 
 		return nil
 	}
 	t.contract.observe(now, t.log.cfg.MaxBackdating)
-	if t.backlog.waiting.len() > 0 {
-		first = min(first, t.backlog.waiting.front().Arrival)
+	if t.backlog.waiting.Len() > 0 {
+		first = min(first, t.backlog.waiting.Front().Arrival)
 	}
 	if d := t.contract.delay(t.backlog.Waiting()+ahead+n, first, last); d > t.contract.over.MaxDelay {
 		return t.backlog.Refuse(&OverLimitError{Delay: d, Limit: t.contract.over.MaxDelay}, n)

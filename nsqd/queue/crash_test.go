@@ -556,10 +556,10 @@ func TestThroughAnyCrash(t *testing.T) {
 			c.settle()
 		}
 		if c.top.backlog.Waiting() > 0 || c.top.cursors.Low() != c.top.log.End() || c.top.log.tail.underWay > 0 {
-			state := fmt.Sprintf("backlog %d+%d behind %v late %d", c.top.backlog.window.next, c.top.backlog.window.slots.len(), c.top.backlog.behind, c.top.backlog.late)
+			state := fmt.Sprintf("backlog %d+%d behind %v late %d", c.top.backlog.window.next, c.top.backlog.window.slots.Len(), c.top.backlog.behind, c.top.backlog.late)
 			for _, ch := range c.top.cursors.channels {
 				from, n := ch.wants()
-				state += fmt.Sprintf("; %s %d+%d behind %v late %d absent %d ready %d due %d, wants %d from %d", ch.cursor.name, ch.cursor.window.next, ch.cursor.window.slots.len(), ch.cursor.behind, ch.cursor.late, ch.cursor.absent.len(), ch.items.ready.len(), len(ch.items.due), n, from)
+				state += fmt.Sprintf("; %s %d+%d behind %v late %d absent %d ready %d due %d, wants %d from %d", ch.cursor.name, ch.cursor.window.next, ch.cursor.window.slots.Len(), ch.cursor.behind, ch.cursor.late, ch.cursor.absent.Len(), ch.items.ready.Len(), len(ch.items.due), n, from)
 			}
 			rt.Fatalf("%d wait, from %d to %d, front %d, tail from %d to %d, %d under way; %s", c.top.backlog.Waiting(), c.top.cursors.Low(), c.top.log.End(), c.top.log.front, c.top.log.tail.window.next, c.top.log.tail.window.end(), c.top.log.tail.underWay, state)
 		}

@@ -3,7 +3,9 @@ package queue
 import (
 	"maps"
 	"slices"
+	"sort"
 
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -18,9 +20,9 @@ type cursor struct {
 	backlog *Backlog // messages not released yet
 	tracked bool     // the log keeps the channel's place
 
-	window   window[*item]    // by offset
-	absent   ring[*item]      // offsets of messages that an earlier process had in memory, not read yet
-	ahead    map[Offset]*item // messages beyond the window's end, see Carried; nil: finished
+	window   window[*Message]       // by offset; see Backlog for the placeholders
+	absent   container.Queue[*item] // messages that an earlier process had in memory, not read yet; by offset
+	ahead    map[Offset]*item       // messages beyond the window's end, see Carried; nil: finished
 	behind   bool
 	late     int  // released messages from the window's end on
 	estimate bool // late is an estimate since a Seek, at least 1, so the channel does not look empty
@@ -31,7 +33,7 @@ func newCursor(name string, l *Log, b *Backlog) cursor {
 }
 
 // beyond returns the number of messages that wait for a consumer and are not in memory.
-func (c *cursor) beyond() int { return c.late + c.absent.len() }
+func (c *cursor) beyond() int { return c.late + c.absent.Len() }
 
 // setAhead sets the item at an offset that the channel has not reached.
 func (c *cursor) setAhead(o Offset, it *item) {
@@ -39,6 +41,26 @@ func (c *cursor) setAhead(o Offset, it *item) {
 		c.ahead = make(map[Offset]*item)
 	}
 	c.ahead[o] = it
+}
+
+// slot returns the window's value for an item.
+func (c *cursor) slot(it *item) *Message {
+	switch {
+	case it == nil:
+		return nil
+	case it.msg == nil:
+		return c.backlog.notRead()
+	}
+	return it.msg
+}
+
+// absentAt returns the absent item at an offset, or nil.
+func (c *cursor) absentAt(o Offset) *item {
+	i := sort.Search(c.absent.Len(), func(i int) bool { return c.absent.At(i).offset >= o })
+	if i < c.absent.Len() && c.absent.At(i).offset == o {
+		return c.absent.At(i)
+	}
+	return nil
 }
 
 // close finishes the message at an offset.
@@ -51,7 +73,7 @@ func (c *cursor) close(o Offset) {
 }
 
 // unfinished returns the distance from the oldest unfinished message to the end of the window.
-func (c *cursor) unfinished() int { return c.window.slots.len() }
+func (c *cursor) unfinished() int { return c.window.slots.Len() }
 
 // full reports whether MaxUnfinished keeps further messages from the channel.
 func (c *cursor) full() bool {
@@ -63,7 +85,7 @@ func (c *cursor) full() bool {
 // ahead and messages that wait in the backlog.
 func (c *cursor) reach(o Offset) {
 	w := &c.backlog.window
-	if w.slots.len() == 0 && len(c.ahead) == 0 {
+	if w.slots.Len() == 0 && len(c.ahead) == 0 {
 		c.window.reach(o)
 		return
 	}
@@ -71,9 +93,9 @@ func (c *cursor) reach(o Offset) {
 		offset := c.window.end()
 		if it, found := c.ahead[offset]; found {
 			delete(c.ahead, offset)
-			c.window.push(it)
+			c.window.push(c.slot(it))
 		} else if w.get(offset) != nil {
-			c.window.push(c.backlog.placeholder())
+			c.window.push(c.backlog.notReleased())
 		} else {
 			c.window.push(nil)
 		}
@@ -85,8 +107,8 @@ func (c *cursor) start() {
 	if !c.tracked {
 		return
 	}
-	c.window.slots.clear()
-	if c.window.next = c.log.front; c.backlog.window.slots.len() > 0 {
+	c.window.slots.Clear()
+	if c.window.next = c.log.front; c.backlog.window.slots.Len() > 0 {
 		c.window.next = min(c.log.front, c.backlog.window.next)
 	}
 	// order: the loop treats all offsets alike
@@ -107,8 +129,8 @@ func (c *cursor) seek(to Offset, records int) {
 			records++ // messages that wait are subtracted below: they are not counted in the log
 		}
 	}
-	c.window.slots.clear()
-	if c.window.next = to; b.window.slots.len() > 0 {
+	c.window.slots.Clear()
+	if c.window.next = to; b.window.slots.Len() > 0 {
 		c.window.next = min(to, b.window.next)
 	}
 	c.reach(to)
@@ -117,7 +139,7 @@ func (c *cursor) seek(to Offset, records int) {
 
 // empty finishes all released messages.
 func (c *cursor) empty() {
-	c.absent.clear()
+	c.absent.Clear()
 	// order: the loop treats all offsets alike
 	for o := range c.ahead {
 		c.ahead[o] = nil
@@ -150,16 +172,18 @@ func (c *Channel) release(now mono.Time, m *Message) (behind bool) {
 			c.counters.Dropped++
 			return false
 		}
-		c.enter(now, m)
+		c.items.enter(now, m)
 	case m.Offset < c.cursor.window.end():
-		c.cursor.window.set(m.Offset, c.enter(now, m))
+		c.cursor.window.set(m.Offset, m)
+		c.items.enter(now, m)
 	case c.cursor.behind || c.space() <= 0:
 		c.cursor.behind = true
 		c.cursor.late++
 		return true
 	default:
 		c.cursor.reach(m.Offset)
-		c.cursor.window.push(c.enter(now, m))
+		c.cursor.window.push(m)
+		c.items.enter(now, m)
 	}
 	return false
 }
@@ -174,8 +198,8 @@ func (c *Channel) wants() (from Offset, n int) {
 	switch {
 	case !c.cursor.log.tight && 2*n < c.cursor.log.cfg.Capacity:
 		return 0, 0
-	case c.cursor.absent.len() > 0:
-		return c.cursor.absent.front().offset, n
+	case c.cursor.absent.Len() > 0:
+		return c.cursor.absent.Front().offset, n
 	case c.cursor.behind && !c.cursor.log.hasRead(c.cursor.window.end()):
 		return c.cursor.window.end(), c.space()
 	}
@@ -183,7 +207,7 @@ func (c *Channel) wants() (from Offset, n int) {
 }
 
 func (c *Channel) want(fx *Effects) {
-	if c.cursor.behind || c.cursor.absent.len() > 0 {
+	if c.cursor.behind || c.cursor.absent.Len() > 0 {
 		if _, n := c.wants(); n > 0 {
 			fx.Disk = true
 		}
@@ -192,13 +216,13 @@ func (c *Channel) want(fx *Effects) {
 
 func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
 	var m *Message
-	for i := 0; c.cursor.absent.len() > 0; {
-		it := c.cursor.absent.front()
+	for i := 0; c.cursor.absent.Len() > 0; {
+		it := c.cursor.absent.Front()
 		if it.offset < from || it.offset >= upTo {
 			return
 		}
 		if m, i = messageAt(msgs, i, it.offset); m == nil {
-			c.cursor.absent.pop()
+			c.cursor.absent.Pop()
 			c.counters.Lost++
 			c.cursor.close(it.offset)
 			continue
@@ -206,9 +230,18 @@ func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
 		if c.memory() <= 0 {
 			return
 		}
-		c.cursor.absent.pop()
+		c.cursor.absent.Pop()
 		m.ref()
+		reached := it.offset < c.cursor.window.end()
+		if reached {
+			c.cursor.window.set(it.offset, m)
+		}
+		if reached && it.attempts == 0 && it.due == 0 {
+			c.items.ready.fresh.Push(m)
+			continue
+		}
 		it.msg = m
+		c.items.index.add(it)
 		c.items.place(now, it)
 	}
 	c.catchUp(now)
@@ -229,14 +262,15 @@ func (c *Channel) next(now mono.Time, m *Message) bool {
 	} else { // more than estimated, or than an earlier process knew of
 		c.counters.Messages++
 	}
-	c.cursor.window.push(c.enter(now, m))
+	c.cursor.window.push(m)
+	c.items.enter(now, m)
 	return true
 }
 
 // catchUp takes messages that are in memory until the channel is up to date or has no space.
 func (c *Channel) catchUp(now mono.Time) {
 	l := c.cursor.log
-	for c.cursor.behind && c.cursor.absent.len() == 0 {
+	for c.cursor.behind && c.cursor.absent.Len() == 0 {
 		o := c.cursor.window.end()
 		if o >= l.front {
 			if c.cursor.estimate {
@@ -280,13 +314,16 @@ type Unread struct {
 // deliveries so far. The messages belong to the machine.
 func (c *Channel) Peek(now mono.Time, n int, ready, last func(m *Message, attempts uint16)) Unread {
 	l := c.cursor.log
-	for i := range min(n, c.items.ready.len()) {
-		it := c.items.ready.at(i)
-		ready(it.msg, it.attempts)
+	left := n
+	for m, attempts := range c.items.ready.all {
+		if left--; left < 0 {
+			break
+		}
+		ready(m, attempts)
 	}
 	u := Unread{From: l.front, To: l.front, channel: c.cursor.name, excluded: map[Offset]bool{}, skipped: slices.Clone(l.skipped)}
-	for i := range c.cursor.absent.len() {
-		if it := c.cursor.absent.at(i); len(u.Single) < n && !now.Before(it.due) {
+	for i := range c.cursor.absent.Len() {
+		if it := c.cursor.absent.At(i); len(u.Single) < n && !now.Before(it.due) {
 			u.Single, u.Attempts = append(u.Single, it.offset), append(u.Attempts, it.attempts)
 		}
 	}

@@ -58,7 +58,7 @@ func (cs *Cursors) spill(m *Message, fx *Effects) {
 // writeUpTo adds all messages before an offset to the tail. last, unless nil, is the message just
 // before the offset; no cursor needs to hold last.
 func (cs *Cursors) writeUpTo(o Offset, last *Message) {
-	if cs.log.tail.window.slots.len() == 0 {
+	if cs.log.tail.window.slots.Len() == 0 {
 		cs.log.tail.window.reach(min(o-1, cs.oldest()))
 	}
 	for offset := cs.log.tail.window.end(); offset < o; offset++ {
@@ -93,7 +93,7 @@ func (cs *Cursors) StoreLast(fx *Effects) {
 // unstored yields the messages that are only in memory, in order.
 func (cs *Cursors) unstored(yield func(*Message) bool) {
 	from := cs.log.tail.window.next
-	if cs.log.tail.window.slots.len() == 0 {
+	if cs.log.tail.window.slots.Len() == 0 {
 		from = max(from, cs.oldest())
 	}
 	for o := from; o < cs.log.end; o++ {
@@ -129,11 +129,11 @@ func (cs *Cursors) At(time mono.Wall) Offset {
 // oldest returns an offset before which no cursor has a message in memory.
 func (cs *Cursors) oldest() Offset {
 	o := cs.log.end
-	if w := cs.backlog.window; w.slots.len() > 0 {
+	if w := cs.backlog.window; w.slots.Len() > 0 {
 		o = w.next
 	}
 	for _, c := range cs.channels {
-		if c.cursor.window.slots.len() > 0 {
+		if c.cursor.window.slots.Len() > 0 {
 			o = min(o, c.cursor.window.next)
 		}
 	}
@@ -147,8 +147,8 @@ func (cs *Cursors) inMemory(o Offset) *Message {
 		return m
 	}
 	for _, c := range cs.channels {
-		if it := c.cursor.window.get(o); it != nil && it.msg != nil {
-			return it.msg
+		if m := c.cursor.window.get(o); m != nil && !cs.backlog.isPending(m) && !cs.backlog.isUnread(m) {
+			return m
 		}
 	}
 	return nil
@@ -171,11 +171,11 @@ func (cs *Cursors) needed() Offset {
 // Low returns the offset before which no cursor needs the log. It also forgets old spans.
 func (cs *Cursors) Low() Offset {
 	low := cs.log.end
-	if b := cs.backlog; b.behind || b.window.slots.len() > 0 {
+	if b := cs.backlog; b.behind || b.window.slots.Len() > 0 {
 		low = b.window.next
 	}
 	for _, c := range cs.channels {
-		if c.cursor.tracked && (c.cursor.behind || c.cursor.window.slots.len() > 0) {
+		if c.cursor.tracked && (c.cursor.behind || c.cursor.window.slots.Len() > 0) {
 			low = min(low, c.cursor.window.next)
 		}
 		// order: the minimum of all

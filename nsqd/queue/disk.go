@@ -97,7 +97,7 @@ func (d *Disk) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Eff
 	into.add(from, upTo, msgs, t.log.cfg.ReadAhead, fx)
 	t.backlog.refill(from, upTo, msgs, t.memory(), t.cursors.channels)
 	for _, c := range t.cursors.channels {
-		if c.refill(now, from, upTo, msgs); c.cursor.behind || c.cursor.absent.len() > 0 || c.items.ready.len() > 0 {
+		if c.refill(now, from, upTo, msgs); c.cursor.behind || c.cursor.absent.Len() > 0 || c.items.ready.Len() > 0 {
 			c.dispatch(now, fx)
 			c.want(fx)
 		}
@@ -139,15 +139,15 @@ type Carried struct {
 // appends nothing if that would free fewer than ratio offsets per message, or is impossible now.
 func (cs *Cursors) Stuck(into []Carried, ratio int) []Carried {
 	low, cut := cs.Low(), cs.log.end
-	if b := cs.backlog; b.absent.len() > 0 {
+	if b := cs.backlog; b.absent.Len() > 0 {
 		return into
-	} else if b.window.slots.len() > 0 {
+	} else if b.window.slots.Len() > 0 {
 		cut = b.window.next
 	} else if b.behind {
 		cut = b.window.end()
 	}
 	for _, c := range cs.channels {
-		if c.cursor.absent.len() > 0 {
+		if c.cursor.absent.Len() > 0 {
 			return into
 		}
 		if c.cursor.tracked && c.cursor.behind {
@@ -164,26 +164,28 @@ func (cs *Cursors) Stuck(into []Carried, ratio int) []Carried {
 			continue
 		}
 		for o := c.cursor.window.next; o < min(cut, c.cursor.window.end()); o++ {
-			it := c.cursor.window.get(o)
-			if it == nil || cs.backlog.isPending(it) {
+			original := c.cursor.window.get(o)
+			if original == nil || cs.backlog.isPending(original) {
 				continue
 			}
 			if o >= cs.log.tail.window.next { // else a crash could come between the two writes
 				cs.writeUpTo(o+1, nil)
 				return into[:begin]
 			}
+			it := c.items.index.of(original)
+			if it == nil || len(into)-begin >= most {
+				return into[:begin] // without an item the message is next in line and keeps its order
+			}
 			deferred := it.holder == nil && it.place >= 0
 			switch {
-			case len(into)-begin >= most:
-				return into[:begin]
 			case it.holder != nil && !it.sent:
 				return into[:begin] // the consumer is about to take the message
 			case it.holder == nil && it.attempts == 0 && !deferred:
 				return into[:begin] // the message is next in line and keeps its order
 			}
-			m := *it.msg
+			m := *original
 			m.Body = nil // its memory belongs to the original
-			m.SetContent(it.msg.Body, it.msg.Attribute())
+			m.SetContent(original.Body, original.Attribute())
 			m.Only, m.Attempts = &c.cursor.name, it.attempts
 			if deferred && it.delivery == 0 {
 				m.Defer = max(0, it.due.Sub(m.Arrival))
@@ -224,7 +226,7 @@ func (d *Disk) CarriedTo(now mono.Time, first Offset, carried []Carried, stored 
 		switch {
 		case t.Channel(k.channel.cursor.name) != k.channel: // the channel was deleted
 			t.log.skip(k.Message.Offset, k.Message.Offset+1)
-		case stored && k.channel.cursor.window.get(k.from) == k.it:
+		case stored && k.channel.items.index.of(k.channel.cursor.window.get(k.from)) == k.it:
 			k.move(fx)
 		default: // finished meanwhile, or not stored
 			k.channel.cursor.setAhead(k.Message.Offset, nil)
@@ -282,7 +284,7 @@ func (cs *Cursors) Undone(into []Undone, o Offset, only string) (of []Undone, wa
 		}
 		it, reached := c.cursor.ahead[o]
 		if o < c.cursor.window.end() {
-			it, reached = c.cursor.window.get(o), true
+			it, reached = c.cursor.absentAt(o), true
 		}
 		switch {
 		case it != nil:
@@ -306,7 +308,7 @@ func (d *Disk) TakenOver(now mono.Time, first Offset, undone []Undone, fx *Effec
 		if c := t.Channel(u.Channel); c != nil && c.cursor.tracked {
 			it := &item{offset: o, place: -1, attempts: u.Attempts, due: u.Due}
 			c.cursor.setAhead(o, it)
-			c.cursor.absent.push(it)
+			c.cursor.absent.Push(it)
 			c.cursor.behind = true // later messages wait until this message is read
 			c.counters.Messages++
 			c.want(fx)

@@ -71,16 +71,14 @@ func (d Dead) Channel() string { return d.channel.cursor.name }
 // discardExpired ends ready messages at the front that expired or failed too often. A requeued
 // message behind a younger message expires once it reaches the front.
 func (c *Channel) discardExpired(now mono.Time, fx *Effects) {
-	for c.items.ready.len() > 0 {
-		it := c.items.ready.front()
+	for c.items.ready.Len() > 0 {
+		m, attempts := c.items.ready.front()
 		switch {
-		case c.expiry.ended(it.msg.Arrival, now):
+		case c.expiry.ended(m.Arrival, now):
 			c.counters.Expired++
-			c.items.ready.pop()
-			c.done(it, fx)
-		case c.expiry.MaxAttempts > 0 && int(it.attempts) >= c.expiry.MaxAttempts:
-			c.items.ready.pop()
-			c.giveUp(now, it, fx)
+			c.done(c.items.pop(), fx)
+		case c.expiry.MaxAttempts > 0 && int(attempts) >= c.expiry.MaxAttempts:
+			c.giveUp(now, c.items.pop(), fx)
 		default:
 			return
 		}

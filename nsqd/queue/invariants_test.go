@@ -12,16 +12,16 @@ func (t *Topic) checkInvariants(now mono.Time) error {
 	if c.Accepted != c.Released+c.Expired+c.Emptied+c.Lost+uint64(t.backlog.Waiting()) {
 		return fmt.Errorf("accepted %d != released %d + expired %d + emptied %d + waiting %d", c.Accepted, c.Released, c.Expired, c.Emptied, t.backlog.Waiting())
 	}
-	if t.backlog.waiting.len() > t.log.cfg.Capacity {
-		return fmt.Errorf("%d wait, capacity %d", t.backlog.waiting.len(), t.log.cfg.Capacity)
+	if t.backlog.waiting.Len() > t.log.cfg.Capacity {
+		return fmt.Errorf("%d wait, capacity %d", t.backlog.waiting.Len(), t.log.cfg.Capacity)
 	}
-	for i := 1; t.contract.limited && i < t.backlog.waiting.len(); i++ {
-		if a, b := t.backlog.waiting.at(i-1), t.backlog.waiting.at(i); laterArrival(a, b) {
+	for i := 1; t.contract.limited && i < t.backlog.waiting.Len(); i++ {
+		if a, b := t.backlog.waiting.At(i-1), t.backlog.waiting.At(i); laterArrival(a, b) {
 			return fmt.Errorf("%s of %d waits before %s of %d", a.ID, a.Arrival, b.ID, b.Arrival)
 		}
 	}
-	if t.backlog.waiting.len() > 0 && t.open() && !t.contract.onHold && !now.Before(t.contract.eligible(t.backlog.waiting.front().Arrival)) {
-		return fmt.Errorf("the head of the backlog is eligible at %d and still waits at %d", t.contract.eligible(t.backlog.waiting.front().Arrival), now)
+	if t.backlog.waiting.Len() > 0 && t.open() && !t.contract.onHold && !now.Before(t.contract.eligible(t.backlog.waiting.Front().Arrival)) {
+		return fmt.Errorf("the head of the backlog is eligible at %d and still waits at %d", t.contract.eligible(t.backlog.waiting.Front().Arrival), now)
 	}
 	if err := t.checkLog(); err != nil {
 		return err
@@ -45,12 +45,12 @@ func (t *Topic) checkInvariants(now mono.Time) error {
 // held returns in how many places each message is.
 func (t *Topic) held() map[*Message]int {
 	places := map[*Message]int{}
-	for i := range t.backlog.waiting.len() {
-		places[t.backlog.waiting.at(i)]++
+	for i := range t.backlog.waiting.Len() {
+		places[t.backlog.waiting.At(i)]++
 	}
 	for _, c := range t.cursors.channels {
-		for i := range c.items.ready.len() {
-			places[c.items.ready.at(i).msg]++
+		for m := range c.items.ready.all {
+			places[m]++
 		}
 		for _, it := range c.items.due {
 			places[it.msg]++
@@ -61,8 +61,8 @@ func (t *Topic) held() map[*Message]int {
 			places[m]++
 		}
 	}
-	for i := range t.log.read.messages.len() {
-		places[t.log.read.messages.at(i)]++
+	for i := range t.log.read.messages.Len() {
+		places[t.log.read.messages.At(i)]++
 	}
 	return places
 }
@@ -70,7 +70,7 @@ func (t *Topic) held() map[*Message]int {
 // checkLog returns the broken invariants of the cursors.
 func (t *Topic) checkLog() error {
 	if !t.log.logged() {
-		if t.log.tail.window.slots.len() > 0 || t.backlog.window.slots.len() > 0 || t.backlog.behind {
+		if t.log.tail.window.slots.Len() > 0 || t.backlog.window.slots.Len() > 0 || t.backlog.behind {
 			return fmt.Errorf("a topic without a disk has a tail")
 		}
 		return nil
@@ -106,13 +106,13 @@ func (t *Topic) checkLog() error {
 	for _, c := range t.cursors.channels {
 		behind = behind || c.cursor.behind && r.has(c.cursor.window.end())
 	}
-	for i := range r.messages.len() {
-		m := r.messages.at(i)
-		if size += m.Size(); !r.has(m.Offset) || i > 0 && m.Offset <= r.messages.at(i-1).Offset {
+	for i := range r.messages.Len() {
+		m := r.messages.At(i)
+		if size += m.Size(); !r.has(m.Offset) || i > 0 && m.Offset <= r.messages.At(i-1).Offset {
 			return fmt.Errorf("%d is cached, of what was read from %d to %d", m.Offset, r.from, r.to)
 		}
 	}
-	if size != r.bytes || r.to > t.log.tail.window.next || t.log.detour.messages.len() > 0 || r.messages.len() > 0 && !behind {
+	if size != r.bytes || r.to > t.log.tail.window.next || t.log.detour.messages.Len() > 0 || r.messages.Len() > 0 && !behind {
 		return fmt.Errorf("the cache has %d bytes, counted %d, up to %d of %d, wanted: %v", size, r.bytes, r.to, t.log.tail.window.next, behind)
 	}
 
@@ -121,16 +121,16 @@ func (t *Topic) checkLog() error {
 		return err
 	}
 	n := 0
-	for i := range l.window.slots.len() {
-		if m := l.window.slots.at(i); m != nil && m != t.backlog.unread {
+	for i := range l.window.slots.Len() {
+		if m := l.window.slots.At(i); m != nil && m != t.backlog.unread {
 			n++
 			if o := l.window.next + Offset(i); m.Offset != o {
 				return fmt.Errorf("%d waits at %d", m.Offset, o)
 			}
 		}
 	}
-	if n != t.backlog.waiting.len() {
-		return fmt.Errorf("%d wait in the window, %d in memory", n, t.backlog.waiting.len())
+	if n != t.backlog.waiting.Len() {
+		return fmt.Errorf("%d wait in the window, %d in memory", n, t.backlog.waiting.Len())
 	}
 	if l.late < 0 || l.late > 0 && !l.behind {
 		return fmt.Errorf("the backlog is late by %d, behind %v", l.late, l.behind)
@@ -143,19 +143,23 @@ func (t *Topic) checkLog() error {
 			return err
 		}
 		open := 0
-		for i := range c.cursor.window.slots.len() {
-			it, o := c.cursor.window.slots.at(i), c.cursor.window.next+Offset(i)
-			waits := l.window.get(o) != nil
+		for i := range c.cursor.window.slots.Len() {
+			m, o := c.cursor.window.slots.At(i), c.cursor.window.next+Offset(i)
+			it, waits := c.items.index.of(m), l.window.get(o) != nil
 			switch {
-			case it == nil && waits && o < t.log.front:
+			case m == nil && waits && o < t.log.front:
 				return fmt.Errorf("channel %s will not take %d, which waits", c.cursor.name, o)
-			case it == nil:
-			case it == t.backlog.pending:
+			case m == nil:
+			case t.backlog.isPending(m):
 				if !waits {
 					return fmt.Errorf("channel %s waits for %d, which does not come", c.cursor.name, o)
 				}
-			case it.offset != o || it.msg != nil && it.msg.Offset != o:
-				return fmt.Errorf("channel %s has %d at %d", c.cursor.name, it.offset, o)
+			case t.backlog.isUnread(m):
+				if open++; c.cursor.absentAt(o) == nil {
+					return fmt.Errorf("channel %s does not read %d", c.cursor.name, o)
+				}
+			case m.Offset != o || it != nil && it.offset != o:
+				return fmt.Errorf("channel %s has %d at %d", c.cursor.name, m.Offset, o)
 			default:
 				open++
 			}
@@ -171,7 +175,7 @@ func (t *Topic) checkLog() error {
 				}
 			}
 		}
-		if n := c.items.ready.len() + len(c.items.due) + c.cursor.absent.len(); n != open {
+		if n := c.items.ready.Len() + len(c.items.due) + c.cursor.absent.Len(); n != open {
 			return fmt.Errorf("channel %s has %d messages and %d in its window", c.cursor.name, n, open)
 		}
 		if c.cursor.late < 0 || c.cursor.late > 0 && !c.cursor.behind || c.cursor.estimate && c.cursor.late == 0 {
@@ -183,7 +187,7 @@ func (t *Topic) checkLog() error {
 
 func checkWindow[T comparable](name string, w *window[T]) error {
 	var none T
-	if w.slots.len() > 0 && w.slots.front() == none {
+	if w.slots.Len() > 0 && w.slots.Front() == none {
 		return fmt.Errorf("%s: the window begins with what is done", name)
 	}
 	return nil
@@ -214,10 +218,10 @@ func (c *Channel) checkInvariants() error {
 	for _, w := range c.consumers.byID {
 		credit = credit || w.credit()
 	}
-	if credit && !c.paused && c.items.ready.len() > 0 {
-		return fmt.Errorf("%d messages are ready, a consumer has credit, and nothing is delivered", c.items.ready.len())
+	if credit && !c.paused && c.items.ready.Len() > 0 {
+		return fmt.Errorf("%d messages are ready, a consumer has credit, and nothing is delivered", c.items.ready.Len())
 	}
-	if o := c.cursor.window.end(); credit && !c.paused && !c.stopped && c.cursor.behind && c.cursor.absent.len() == 0 && o < c.cursor.log.front && c.cursor.log.hasRead(o) && c.space() > 0 {
+	if o := c.cursor.window.end(); credit && !c.paused && !c.stopped && c.cursor.behind && c.cursor.absent.Len() == 0 && o < c.cursor.log.front && c.cursor.log.hasRead(o) && c.space() > 0 {
 		return fmt.Errorf("a consumer has credit, and %d is in memory and not taken", o)
 	}
 	return nil
@@ -226,8 +230,30 @@ func (c *Channel) checkInvariants() error {
 // check returns how many items each consumer holds, or the broken invariant.
 func (s *items) check() (held map[*consumer]int, err error) {
 	held = map[*consumer]int{}
+	if n := len(s.due) + s.ready.again.Len(); n != s.index.n {
+		return nil, fmt.Errorf("%d items, %d in the index", n, s.index.n)
+	}
+	last := uint64(0)
+	for i := range s.ready.again.Len() {
+		it := s.ready.again.At(i)
+		if s.index.of(it.msg) != it || it.holder != nil || it.place >= 0 {
+			return nil, fmt.Errorf("%s is ready, and not in the index, held or due", it.msg.ID)
+		}
+		if it.behind < last || it.behind > s.ready.left+uint64(s.ready.fresh.Len()) {
+			return nil, fmt.Errorf("%s is behind %d of %d messages", it.msg.ID, it.behind, s.ready.left+uint64(s.ready.fresh.Len()))
+		}
+		last = it.behind
+	}
+	for i := range s.ready.fresh.Len() {
+		if m := s.ready.fresh.At(i); s.index.of(m) != nil {
+			return nil, fmt.Errorf("%s is fresh and has an item", m.ID)
+		}
+	}
 	n := 0
 	for i, it := range s.due {
+		if s.index.of(it.msg) != it {
+			return nil, fmt.Errorf("%s is due and not in the index", it.msg.ID)
+		}
 		if int(it.place) != i {
 			return nil, fmt.Errorf("item %d thinks it is at %d", i, it.place)
 		}
@@ -245,12 +271,12 @@ func (s *items) check() (held map[*consumer]int, err error) {
 		}
 		n++
 		held[it.holder]++
-		if s.inFlight.get(&it.msg.ID, it.holder.id) == nil {
+		if s.index.get(&it.msg.ID, it.holder.id) == nil {
 			return nil, fmt.Errorf("%s is held but not in flight", it.msg.ID)
 		}
 	}
-	if n != s.inFlight.n {
-		return nil, fmt.Errorf("%d are held, %d in flight", n, s.inFlight.n)
+	if n != s.inFlight {
+		return nil, fmt.Errorf("%d are held, %d in flight", n, s.inFlight)
 	}
 	return held, nil
 }
@@ -260,14 +286,14 @@ func (cs *Consumers) check(held map[*consumer]int) error {
 	listed := map[*consumer]int{}
 	for d := range cs.credited {
 		ring := &cs.credited[d]
-		for i := range ring.len() {
-			w := ring.at(i)
+		for i := range ring.Len() {
+			w := ring.At(i)
 			listed[w]++
 			if w.distance != Distance(d) {
 				return fmt.Errorf("consumer %d at distance %d is listed at %d", w.id, w.distance, d)
 			}
 		}
-		if n := ring.len(); n > 2*(len(cs.byID)+1) {
+		if n := ring.Len(); n > 2*(len(cs.byID)+1) {
 			return fmt.Errorf("%d are listed of %d consumers", n, len(cs.byID))
 		}
 	}

@@ -10,15 +10,16 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// item is a message's life in one channel.
+// item is a message's life in one channel, from the first delivery or deferral.
 type item struct {
 	msg        *Message // nil: absent, not in memory
 	offset     Offset   // of msg
+	behind     uint64   // place in ready: the fresh messages that entered ready before
 	due        mono.Time
 	delivered  mono.Time // start of the present delivery
 	holder     *consumer // nil: ready or deferred
 	prev, next *item     // in the holder's list
-	chain      *item     // next in the bucket of flights
+	chain      *item     // next in the bucket of index
 	delivery   uint64    // number of the present delivery or dead letter, never reused; 0: none
 	place      int32     // index in due; -1: not in due
 	attempts   uint16    // deliveries, without cancelled deliveries
@@ -29,11 +30,13 @@ type item struct {
 //
 // Invariants, checked by check in tests:
 //   - every item is in exactly one place: ready, or due (in flight or deferred);
-//   - inFlight has exactly the due items that have a holder.
+//   - a message has an item unless the message is fresh (see ready), and index has exactly the items;
+//   - inFlight is the number of items that have a holder. All of them are due.
 type items struct {
-	ready      ring[*item] // may be delivered
-	due        dueHeap     // in flight: by timeout; deferred: by end of deferral
-	inFlight   flights
+	ready      ready   // may be delivered
+	due        dueHeap // in flight: by timeout; deferred: by end of deferral
+	index      index
+	inFlight   int
 	deliveries uint64  // deliveries so far
 	free       []*item // for reuse; at most maxFree
 }
@@ -42,12 +45,36 @@ type items struct {
 const maxFree = 8192
 
 // deferred returns the number of messages held back until a later time.
-func (s *items) deferred() int { return len(s.due) - s.inFlight.n }
+func (s *items) deferred() int { return len(s.due) - s.inFlight }
 
 // deadline returns when the next message times out or ends its deferral; mono.Never if there is
 // none.
 func (s *items) deadline() mono.Time { return s.due.next() }
 
+// enter takes a message for delivery.
+func (s *items) enter(now mono.Time, m *Message) {
+	m.ref()
+	if m.Attempts == 0 && m.Defer <= 0 {
+		s.ready.fresh.Push(m)
+		return
+	}
+	it := s.make(m)
+	it.attempts = m.Attempts
+	if m.Defer > 0 {
+		it.due = m.Arrival.Add(m.Defer)
+	}
+	s.place(now, it)
+}
+
+// pop removes the first ready message. Requires: ready.Len() > 0.
+func (s *items) pop() *item {
+	if s.ready.repeats() {
+		return s.ready.again.Pop()
+	}
+	return s.make(s.ready.popFresh())
+}
+
+// make returns an item for a message of the channel.
 func (s *items) make(m *Message) *item {
 	var it *item
 	if n := len(s.free); n > 0 {
@@ -58,12 +85,13 @@ func (s *items) make(m *Message) *item {
 		it = new(item)
 	}
 	*it = item{msg: m, offset: m.Offset, place: -1}
-	m.ref()
+	s.index.add(it)
 	return it
 }
 
-// recycle keeps an item for reuse. Requires: nothing refers to the item any more.
+// recycle keeps an item for reuse. Requires: nothing but index refers to the item.
 func (s *items) recycle(it *item) {
+	s.index.remove(it)
 	*it = item{place: -1}
 	if len(s.free) < maxFree {
 		s.free = append(s.free, it)
@@ -86,7 +114,7 @@ func (s *items) deliver(now mono.Time, it *item, to *consumer) {
 	it.delivery = s.deliveries
 	it.delivered = now
 	it.due = timeoutAt(now.Add(to.timeout))
-	s.inFlight.add(it)
+	s.inFlight++
 	s.due.push(it)
 }
 
@@ -112,8 +140,8 @@ func (s *items) takeDue(now mono.Time) (dueItems []*item) {
 
 // forget releases all messages. Requires: no consumer holds a message.
 func (s *items) forget(fx *Effects) {
-	for i := range s.ready.len() {
-		fx.unref(s.ready.at(i).msg)
+	for m := range s.ready.all {
+		fx.unref(m)
 	}
 	for _, it := range s.due {
 		fx.unref(it.msg)
@@ -121,21 +149,21 @@ func (s *items) forget(fx *Effects) {
 	*s = items{deliveries: s.deliveries, free: s.free}
 }
 
-// flights finds the items that consumers hold by the ids of their messages. It is a hash table
-// with chains through the items themselves, so steady traffic allocates nothing. A Go map does
-// not guarantee that. The zero value is empty.
+// index finds items by the ids of their messages. It is a hash table with chains through the
+// items themselves, so steady traffic allocates nothing. A Go map does not guarantee that. The
+// zero value is empty.
 //
 // Invariant: an item with the id's hash h is in the chain buckets[h], once.
-type flights struct {
+type index struct {
 	buckets []*item // len is 0 or a power of two
 	n       int
 }
 
-const flightsMin = 16
+const indexMin = 16
 
 // bucket relies on the broker to assign the ids: clients cannot cause collisions. Requires:
 // len(buckets) > 0.
-func (f *flights) bucket(id *MessageID) **item {
+func (f *index) bucket(id *MessageID) **item {
 	h := binary.BigEndian.Uint64(id[:8]) + binary.BigEndian.Uint64(id[8:])
 	h *= 0x9e3779b97f4a7c15 // Fibonacci hashing: the high bits are the mixed ones
 	return &f.buckets[h>>(64-bits.TrailingZeros(uint(len(f.buckets))))]
@@ -143,21 +171,33 @@ func (f *flights) bucket(id *MessageID) **item {
 
 // get returns an item with the given id and holder, or nil. After a Seek there may be two such
 // items if the message was carried forward.
-func (f *flights) get(id *MessageID, holder ConsumerID) *item {
+func (f *index) get(id *MessageID, holder ConsumerID) *item {
 	if f.n == 0 {
 		return nil
 	}
 	it := *f.bucket(id)
-	for it != nil && (it.msg.ID != *id || it.holder.id != holder) {
+	for it != nil && (it.msg.ID != *id || it.holder == nil || it.holder.id != holder) {
 		it = it.chain
 	}
 	return it
 }
 
-// add adds an item. Requires: a consumer holds it.
-func (f *flights) add(it *item) {
+// of returns the item of a message, or nil if the message is fresh, nil or a placeholder.
+func (f *index) of(m *Message) *item {
+	if f.n == 0 || m == nil {
+		return nil
+	}
+	it := *f.bucket(&m.ID)
+	for it != nil && it.msg != m {
+		it = it.chain
+	}
+	return it
+}
+
+// add adds an item. Requires: the item has a message.
+func (f *index) add(it *item) {
 	if f.n >= len(f.buckets) {
-		f.resize(max(flightsMin, 2*len(f.buckets)))
+		f.resize(max(indexMin, 2*len(f.buckets)))
 	}
 	b := f.bucket(&it.msg.ID)
 	it.chain, *b = *b, it
@@ -165,21 +205,21 @@ func (f *flights) add(it *item) {
 }
 
 // remove removes an item. Requires: the item is in f.
-func (f *flights) remove(it *item) {
+func (f *index) remove(it *item) {
 	link := f.bucket(&it.msg.ID)
 	for *link != it {
 		link = &(*link).chain
 	}
 	*link, it.chain = it.chain, nil
 	f.n--
-	// Shrink late, as ring does.
-	if len(f.buckets) > 64*flightsMin && f.n < len(f.buckets)/8 {
+	// Shrink late, as container.Queue does.
+	if len(f.buckets) > 64*indexMin && f.n < len(f.buckets)/8 {
 		f.resize(len(f.buckets) / 2)
 	}
 }
 
 // resize moves all items to a new number of buckets.
-func (f *flights) resize(size int) {
+func (f *index) resize(size int) {
 	old := f.buckets
 	f.buckets = make([]*item, size)
 	for _, it := range old {
@@ -193,7 +233,7 @@ func (f *flights) resize(size int) {
 }
 
 // clear forgets all items. The items keep their chain pointers.
-func (f *flights) clear() { *f = flights{} }
+func (f *index) clear() { *f = index{} }
 
 // dueHeap orders a channel's items by due time. Each item knows its index, so any item can be
 // removed.

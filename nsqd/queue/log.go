@@ -3,6 +3,8 @@ package queue
 import (
 	"slices"
 	"sort"
+
+	"github.com/srtm-io/srtm/internal/container"
 )
 
 // Log is one topic's messages in order of acceptance. The backlog and each channel are cursors
@@ -61,7 +63,7 @@ func (l *Log) Changes() uint64 { return l.changes }
 func (l *Log) MarkChanged() { l.changes++ }
 
 // Unwritten reports whether TakeUnwritten has something to do.
-func (l *Log) Unwritten() bool { return l.tail.window.slots.len() > 0 }
+func (l *Log) Unwritten() bool { return l.tail.window.slots.Len() > 0 }
 
 // Carrying reports whether a message that was carried forward is not written yet.
 func (l *Log) Carrying() bool { return l.tail.window.next < l.tail.rewritten }
@@ -185,27 +187,27 @@ func (t *tail) take(needed Offset, all bool, into []*Message, most, bytes int, f
 
 // pass moves the tail's beginning to an offset or beyond.
 func (t *tail) pass(upTo Offset, fx *Effects) {
-	for t.window.next < upTo && t.window.slots.len() > 0 {
-		m := t.window.slots.pop()
+	for t.window.next < upTo && t.window.slots.Len() > 0 {
+		m := t.window.slots.Pop()
 		if t.window.next++; m != nil {
 			t.release(m, fx)
 		}
 	}
-	if t.window.slots.len() == 0 {
+	if t.window.slots.Len() == 0 {
 		t.window.reach(upTo)
 	} else {
 		t.window.trim()
 	}
 }
 
-// readCache is the part of the log that was read last. Of several cursors close to each other,
-// the first cursor reads the log and the others use the cache. A distant cursor reads for itself.
+// readCache is the part of the log that was read last. If several cursors are close to each
+// other, the first cursor reads the log and the others use the cache. A distant cursor reads for itself.
 //
 // Invariant: messages are all messages of the log in [from, to), by offset. The cache holds a
 // reference to each. Every message is still needed by a cursor.
 type readCache struct {
 	from, to Offset
-	messages ring[*Message]
+	messages container.Queue[*Message]
 	bytes    int  // total Size of messages
 	used     bool // since the last read elsewhere
 	moved    bool // a cursor may have passed messages
@@ -218,35 +220,35 @@ func (r *readCache) has(o Offset) bool { return o >= r.from && o < r.to }
 
 // after returns the first message from an offset on, or nil. Requires: has(o).
 func (r *readCache) after(o Offset) *Message {
-	n := r.messages.len()
+	n := r.messages.Len()
 	if n == 0 {
 		return nil
 	}
 	r.used, r.moved = true, true
 	// Offsets are rarely missing: first try the index without gaps.
-	first := r.messages.front().Offset
+	first := r.messages.Front().Offset
 	i := int(min(max(o, first)-first, Offset(n-1)))
-	if m := r.messages.at(i); m.Offset == o {
+	if m := r.messages.At(i); m.Offset == o {
 		return m
 	}
-	if i = sort.Search(n, func(i int) bool { return r.messages.at(i).Offset >= o }); i == n {
+	if i = sort.Search(n, func(i int) bool { return r.messages.At(i).Offset >= o }); i == n {
 		return nil
 	}
-	return r.messages.at(i)
+	return r.messages.At(i)
 }
 
 // follows reports whether the cache keeps messages that are read from an offset on.
 func (r *readCache) follows(from Offset) bool { return from == r.to || r.from == r.to || !r.used }
 
 func (r *readCache) drop(fx *Effects) {
-	m := r.messages.pop()
+	m := r.messages.Pop()
 	r.from = m.Offset + 1
 	r.bytes -= m.Size()
 	fx.unref(m)
 }
 
 func (r *readCache) forget(fx *Effects) {
-	for r.messages.len() > 0 {
+	for r.messages.Len() > 0 {
 		r.drop(fx)
 	}
 	r.from, r.used, r.moved = r.to, false, false
@@ -263,13 +265,13 @@ func (r *readCache) add(from, upTo Offset, msgs []*Message, most int, fx *Effect
 		r.forget(fx)
 		r.from = from
 	}
-	for r.messages.len() > 0 && r.bytes+size > most {
+	for r.messages.Len() > 0 && r.bytes+size > most {
 		r.drop(fx)
 	}
 	for _, m := range msgs {
 		if m.Offset < upTo {
 			m.ref()
-			r.messages.push(m)
+			r.messages.Push(m)
 			r.bytes += m.Size()
 		}
 	}
@@ -283,7 +285,7 @@ func (r *readCache) trim(needed Offset, fx *Effects) {
 		r.forget(fx)
 		return
 	}
-	for r.messages.len() > 0 && r.messages.front().Offset < needed {
+	for r.messages.Len() > 0 && r.messages.Front().Offset < needed {
 		r.drop(fx)
 	}
 	r.from = max(r.from, needed)

@@ -41,14 +41,14 @@ func TestChannelsThatAreCloseTogetherReadOnce(t *testing.T) {
 				}
 			}
 			b.check()
-			if n := b.top.log.read.messages.len(); n > max(c.ahead, messages) || c.ahead == 0 && n > 4 {
+			if n := b.top.log.read.messages.Len(); n > max(c.ahead, messages) || c.ahead == 0 && n > 4 {
 				t.Fatalf("%d are kept, may be %d", n, c.ahead)
 			}
 		}
 		if read > c.most || read < c.most/2 {
 			t.Errorf("with %d kept %d were read", c.ahead, read)
 		}
-		if n := b.top.log.read.messages.len(); n > 0 {
+		if n := b.top.log.read.messages.Len(); n > 0 {
 			t.Errorf("%d are kept for no reader", n)
 		}
 	}

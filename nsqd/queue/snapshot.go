@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
@@ -44,8 +45,8 @@ func (cs *Cursors) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 		w.window.reach(cs.log.end)
 	}
 	e := runs{last: w.window.next}
-	for i := range w.window.slots.len() {
-		if w.window.slots.at(i) != nil {
+	for i := range w.window.slots.Len() {
+		if w.window.slots.At(i) != nil {
 			e.add(w.window.next + Offset(i))
 		}
 	}
@@ -77,7 +78,7 @@ func (cs *Cursors) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 	b = binary.AppendUvarint(b, uint64(n))
 	for _, c := range cs.channels {
 		if c.cursor.tracked {
-			b = c.cursor.snapshot(b, wall)
+			b = c.cursor.snapshot(b, &c.items.index, wall)
 		}
 	}
 	return b
@@ -89,7 +90,7 @@ func cursorHead(b []byte, next, end Offset, late int) []byte {
 	return binary.AppendUvarint(b, uint64(max(0, late)))
 }
 
-func (c *cursor) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
+func (c *cursor) snapshot(b []byte, present *index, wall func(mono.Time) mono.Wall) []byte {
 	l := c.log
 	b = binary.AppendUvarint(b, uint64(len(c.name)))
 	b = append(b, c.name...)
@@ -108,19 +109,38 @@ func (c *cursor) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 		onDisk++
 	}
 	b = cursorHead(b, c.window.next, c.window.end(), onDisk)
-	e := runs{last: c.window.next}
-	for i := range c.window.slots.len() {
-		it := c.window.slots.at(i)
-		if it == nil {
+	left := present.n // items in the rest of the window
+	// order: a number
+	for _, it := range c.ahead {
+		if it != nil && it.msg != nil {
+			left--
+		}
+	}
+	e, absent := runs{last: c.window.next}, 0
+	for i := range c.window.slots.Len() {
+		m := c.window.slots.At(i)
+		if m == nil {
 			continue
 		}
-		o := c.window.next + Offset(i)
-		attempts, due := it.state(wall)
-		if attempts == 0 && due == 0 {
-			e.add(o)
-			continue
+		o, it := c.window.next+Offset(i), (*item)(nil)
+		switch {
+		case c.backlog.isUnread(m):
+			for c.absent.At(absent).offset < o {
+				absent++
+			}
+			it = c.absent.At(absent)
+		case left > 0: // items are near the front
+			if it = present.of(m); it != nil {
+				left--
+			}
 		}
-		e.addSingle(o, attempts, due)
+		if it != nil {
+			if attempts, due := it.state(wall); attempts > 0 || due > 0 {
+				e.addSingle(o, attempts, due)
+				continue
+			}
+		}
+		e.add(o)
 	}
 	b = e.append(b)
 	b = binary.AppendUvarint(b, uint64(len(c.ahead)))
@@ -311,20 +331,19 @@ func (disk *Disk) Restore(now mono.Time, b []byte, first Offset, fromWall func(m
 	if b[0] != snapshotVersion {
 		return r, ErrSnapshot
 	}
-	t.backlog.unread = new(Message)
 	d := decoder{b: b[1:]}
 	end, written, front := Offset(d.num()), Offset(d.num()), Offset(d.num())
 	next, pos, late := d.head()
 	waits := window[*Message]{next: next}
-	var absent ring[Offset]
+	var absent container.Queue[Offset]
 	needed := first
 	d.open(next, pos, func(o Offset, _ uint16, _ mono.Wall) {
 		if needed = min(needed, o); o < first {
 			return
 		}
 		waits.reach(o)
-		waits.push(t.backlog.unread)
-		absent.push(o)
+		waits.push(t.backlog.notRead())
+		absent.Push(o)
 	})
 	waits.reach(pos)
 	if late > 0 {
@@ -401,7 +420,7 @@ func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, from
 		if due > 0 {
 			it.due = fromWall(due)
 		}
-		c.absent.push(it)
+		c.absent.Push(it)
 		return it
 	}
 	next, pos, late := d.head()
@@ -416,9 +435,9 @@ func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, from
 		}
 		c.window.reach(o)
 		if waits.get(o) != nil {
-			c.window.push(c.backlog.placeholder())
+			c.window.push(c.backlog.notReleased())
 		} else {
-			c.window.push(absent(o, attempts, due))
+			c.window.push(c.slot(absent(o, attempts, due)))
 		}
 	})
 	c.window.reach(pos)
@@ -453,7 +472,7 @@ func (r *Restoring) Found(o Offset, only string) {
 		case only == "":
 			b.late++
 			return
-		case b.late == 0 && b.absent.len() == 0: // as if released
+		case b.late == 0 && b.absent.Len() == 0: // as if released
 			b.window.reach(o + 1)
 			t.log.front = o + 1
 		default:
@@ -476,24 +495,24 @@ func (r *Restoring) Done(now mono.Time, next Offset, fx *Effects) {
 	t, b := r.topic, &r.topic.backlog
 	// Messages that were only in memory are lost.
 	lost := func(o Offset) bool { return o >= r.written && !r.present[o] }
-	for range b.absent.len() {
-		if o := b.absent.pop(); lost(o) {
+	for range b.absent.Len() {
+		if o := b.absent.Pop(); lost(o) {
 			b.lose(o, t.cursors.channels)
 		} else {
-			b.absent.push(o)
+			b.absent.Push(o)
 		}
 	}
 	t.log.end = max(t.log.end, next)
 	t.log.tail.window.next = t.log.end
 	t.backlog.counters.Accepted += uint64(t.backlog.Waiting())
 	for _, c := range t.cursors.channels {
-		for range c.cursor.absent.len() {
-			it := c.cursor.absent.pop()
+		for range c.cursor.absent.Len() {
+			it := c.cursor.absent.Pop()
 			if lost(it.offset) {
 				c.cursor.close(it.offset)
 				continue
 			}
-			c.cursor.absent.push(it)
+			c.cursor.absent.Push(it)
 		}
 		c.counters.Messages += uint64(c.Depth())
 		c.catchUp(now)

@@ -183,10 +183,10 @@ func (t *Topic) Tick(now mono.Time, fx *Effects) {
 // ReleaseDeadline returns when the head of the backlog gets its token or its TTL ends; mono.Never
 // if no message waits for a token. The owner must call Tick then.
 func (t *Topic) ReleaseDeadline() mono.Time {
-	if t.backlog.waiting.len() == 0 || !t.open() || t.contract.onHold {
+	if t.backlog.waiting.Len() == 0 || !t.open() || t.contract.onHold {
 		return mono.Never
 	}
-	arrival := t.backlog.waiting.front().Arrival
+	arrival := t.backlog.waiting.Front().Arrival
 	return min(t.contract.eligible(arrival), t.expiry.end(arrival))
 }
 
@@ -232,7 +232,7 @@ func (t *Topic) wants() (from Offset, n int) {
 // a read of the log if the backlog has room.
 func (t *Topic) advance(now mono.Time, fx *Effects) {
 	t.release(now, fx)
-	if t.backlog.behind || t.backlog.absent.len() > 0 {
+	if t.backlog.behind || t.backlog.absent.Len() > 0 {
 		if _, n := t.wants(); n > 0 {
 			fx.Disk = true
 		}
@@ -247,8 +247,8 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 		t.backlog.catchUp(t.memory())
 	}
 	leaves := t.contract.mayLeave(now)
-	for leaves && t.backlog.waiting.len() > 0 && t.open() {
-		m := t.backlog.waiting.front()
+	for leaves && t.backlog.waiting.Len() > 0 && t.open() {
+		m := t.backlog.waiting.Front()
 		if t.expiry.ended(m.Arrival, now) {
 			// Each channel discards the message: no channel has a longer TTL than the topic.
 			m.Access, m.Held, m.Released = 0, 0, now
@@ -281,7 +281,7 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 			t.backlog.catchUp(t.memory())
 		}
 	}
-	if t.backlog.foreign && !t.backlog.behind && t.backlog.window.slots.len() == 0 {
+	if t.backlog.foreign && !t.backlog.behind && t.backlog.window.slots.Len() == 0 {
 		// The end of the log may have messages for one channel only.
 		t.backlog.foreign, t.log.front = false, t.log.end
 		for _, c := range t.cursors.channels {

@@ -155,7 +155,7 @@ func TestRemovedConsumersLeaveNoState(t *testing.T) {
 		b.top.RemoveConsumer(b.now, c, id, &b.fx)
 	}
 	b.check()
-	testkit.MustEqual(t, c.consumers.credited[Near].len(), 0, "consumers are listed, and none is there")
+	testkit.MustEqual(t, c.consumers.credited[Near].Len(), 0, "consumers are listed, and none is there")
 }
 
 func TestASamplingConsumerGetsAboutItsShare(t *testing.T) {
@@ -609,59 +609,6 @@ func TestAStepAllocatesNothing(t *testing.T) {
 	}
 	cycle()
 	testkit.Equal(t, testing.AllocsPerRun(1000, cycle), 0, "allocations per message")
-}
-
-func TestRingKeepsOrderThroughGrowthAndShrinking(t *testing.T) {
-	rng := testkit.Rand(t)
-	var r ring[int]
-	pushed, popped := 0, 0
-	for range 200_000 {
-		if r.len() > 0 && rng.IntN(5000) < r.len() {
-			testkit.MustEqual(t, r.pop(), popped, "popped")
-			popped++
-		} else {
-			r.push(pushed)
-			pushed++
-		}
-		testkit.MustEqual(t, r.len(), pushed-popped, "length")
-	}
-	for r.len() > 0 {
-		r.pop()
-	}
-	if len(r.buf) > 64*ringMin {
-		t.Errorf("an empty ring keeps %d slots", len(r.buf))
-	}
-}
-
-func TestRingInsertsAndSorts(t *testing.T) {
-	rng := testkit.Rand(t)
-	type element struct{ key, n int }
-	later := func(a, b element) bool { return a.key > b.key }
-	stable := func(a, b element) int { return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.n, b.n)) }
-	var r ring[element]
-	var want []element
-	for n := range 20_000 {
-		if len(want) > 0 && rng.IntN(40) < 19 {
-			testkit.MustEqual(t, r.pop(), want[0], "popped")
-			want = want[1:]
-			continue
-		}
-		e := element{rng.IntN(50), n}
-		switch {
-		case rng.IntN(100) == 0: // out of order, and in order again
-			r.push(e)
-			r.sort(later)
-		default:
-			r.insert(r.after(e, later), e)
-		}
-		want = append(want, e)
-		slices.SortFunc(want, stable)
-		for i, w := range want {
-			if r.len() != len(want) || r.at(i) != w {
-				t.Fatalf("place %d of %d holds %v, want %v", i, r.len(), r.at(i), w)
-			}
-		}
-	}
 }
 
 func TestFirstSnapshotOfAnImportedLog(t *testing.T) {

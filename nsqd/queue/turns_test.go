@@ -18,10 +18,11 @@ func TestTheNearestTakeTurns(t *testing.T) {
 		turn, credit := map[*consumer]int{}, map[*consumer]int{} // the step of each consumer's last turn, and the step since which the consumer has credit
 		end := func(it *item) {
 			q.due.remove(it)
-			q.inFlight.remove(it)
+			q.inFlight--
 			w := it.holder
 			w.release(it)
 			cs.list(w)
+			q.recycle(it)
 		}
 		one := func() *consumer {
 			ids := cs.IDs()
@@ -89,6 +90,36 @@ func TestTheNearestTakeTurns(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The rings forget removed consumers, whichever consumers leave last.
+func TestRemovedConsumersAreForgotten(t *testing.T) {
+	for _, last := range []struct {
+		name     string
+		distance Distance
+		ready    int
+	}{{"not listed", Near, 0}, {"far", Far, 1}} {
+		cs := Consumers{byID: map[ConsumerID]*consumer{}}
+		for id := range ConsumerID(20) {
+			distance, ready := Near, 1
+			if id >= 10 {
+				distance, ready = last.distance, last.ready
+			}
+			cs.Add(id, time.Second, 0, distance)
+			_ = cs.setReady(id, ready)
+		}
+		for id := range ConsumerID(20) {
+			cs.take(id)
+			if err := cs.check(nil); err != nil {
+				t.Fatalf("%s, after consumer %d: %v", last.name, id, err)
+			}
+		}
+		for d := range cs.credited {
+			if n := cs.credited[d].Len(); n != 0 {
+				t.Errorf("%s: %d are listed at distance %d, and no consumer is left", last.name, n, d)
+			}
+		}
+	}
 }
 
 // Due messages come in the order of their times, and at the same time in the order of delivery.

@@ -6,10 +6,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestFlightsEqualAMap compares a table of flights with a map.
-func TestFlightsEqualAMap(t *testing.T) {
+// TestIndexEqualsAMap compares an index with a map.
+func TestIndexEqualsAMap(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		var f flights
+		var f index
 		holder := &consumer{id: 7}
 		want := map[MessageID]*item{}
 		var ids []MessageID
@@ -20,6 +20,9 @@ func TestFlightsEqualAMap(t *testing.T) {
 			for _, id := range ids {
 				if got := f.get(&id, 7); got != want[id] {
 					rt.Fatalf("%s: %p, want %p", id, got, want[id])
+				}
+				if it := want[id]; it != nil && f.of(it.msg) != it {
+					rt.Fatalf("%s: the index has another item of the message", id)
 				}
 			}
 		}
