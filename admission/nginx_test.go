@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -27,7 +28,7 @@ func TestNginx(t *testing.T) {
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
 	defer backend.Close()
 	at, admin := start(t, "--data-path", t.TempDir(), "--udp-address", "127.0.0.1:0")
-	_, err = admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "ip/127.0.0.1", RefillMilli: 1, Capacity: 2}}})
+	_, err = admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "user/ann", RefillMilli: 1, Capacity: 2}}})
 	testkit.Must(t, err)
 	for _, replace := range [][2]string{{"127.0.0.1:4191", at}, {"http://backend", backend.URL}} {
 		if !strings.Contains(lines, replace[0]) {
@@ -41,9 +42,17 @@ func TestNginx(t *testing.T) {
 	testkit.Must(t, os.WriteFile(config, []byte(text), 0o600))
 	d := testkit.Result(local.Run(program, dir, []string{"-p", dir, "-c", config}, local.Answers("http://"+front+"/ping"))).Must(t)
 	defer d.Stop()
-	for i, want := range []string{"200 hello", "200 hello", "403"} {
-		if got := get(t, front+"/api/x", ""); !strings.HasPrefix(got, want) {
-			t.Errorf("request %d: %s, want %s", i, got, want)
+	for i, want := range []int{200, 200, 403} {
+		r := testkit.Result(http.NewRequest(http.MethodGet, "http://"+front+"/api/x", nil)).Must(t)
+		r.Header.Set("X-User", "ann")
+		reply := testkit.Result(web.Do(r)).Must(t)
+		body := testkit.Result(io.ReadAll(reply.Body)).Must(t)
+		reply.Body.Close()
+		if got := string(body); reply.StatusCode != want || want == 200 && got != "hello" {
+			t.Errorf("request %d: %d %s, want %d", i, reply.StatusCode, got, want)
 		}
+	}
+	if got := get(t, front+"/api/x", ""); !strings.HasPrefix(got, "403") { // no user has the key user/
+		t.Errorf("without a user: %s", got)
 	}
 }

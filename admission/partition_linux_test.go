@@ -329,24 +329,24 @@ func TestTwoOfThreeServersApart(t *testing.T) {
 	n.within("strict", capacity, n.machines...)
 }
 
-// seat is a namespace on the switch, with its address and its device.
-type seat struct {
+// place is a namespace on the switch, with its address and its device.
+type place struct {
 	testkit.Namespace
 	address, device string
 }
 
-func (n *network) seat(m *machine) seat {
+func (n *network) place(m *machine) place {
 	host, _, _ := net.SplitHostPort(m.name)
-	return seat{m.Namespace, host, "veth0"}
+	return place{m.Namespace, host, "veth0"}
 }
 
-// silence drops the packets from one seat to another, which neither end notices: the sender addresses
+// silence drops the packets from one place to another, which neither end notices: the sender addresses
 // them to a card that does not exist.
-func (s seat) silence(to seat) {
+func (s place) silence(to place) {
 	s.IP("neigh", "replace", to.address, "lladdr", "02:00:00:00:00:01", "dev", s.device, "nud", "permanent")
 }
 
-func (s seat) restore(to seat) {
+func (s place) restore(to place) {
 	s.IP("neigh", "del", to.address, "dev", s.device)
 }
 
@@ -385,11 +385,11 @@ func TestOneLinkOfServersApart(t *testing.T) {
 		owner := n.machines[at]
 		n.take(owner, key, replicated)
 		testkit.WaitFor(t, "a follower", func() bool { return n.state(owner).Follower != "" })
-		one, other := n.seat(owner), seat{n.hub, database, "switch"}
+		one, other := n.place(owner), place{n.hub, database, "switch"}
 		if cut.peer {
 			for _, m := range n.machines {
 				if m.name == n.state(owner).Follower {
-					other = n.seat(m)
+					other = n.place(m)
 				}
 			}
 		}

@@ -113,11 +113,11 @@ func TestReplicationTakesACertificate(t *testing.T) {
 		"of another authority":    as(testkit.NewAuthority(t).Certificate("peer")),
 		"that is no longer valid": as(authority.Expired("expired")),
 	} {
-		stranger, _ := dial(c)
-		if err := replicate(stranger, "k"); status.Code(err) != codes.Unavailable {
+		unverified, _ := dial(c)
+		if err := replicate(unverified, "k"); status.Code(err) != codes.Unavailable {
 			t.Errorf("%s: replicate: %v", name, err)
 		}
-		if err := recover(stranger); status.Code(err) != codes.Unavailable {
+		if err := recover(unverified); status.Code(err) != codes.Unavailable {
 			t.Errorf("%s: recover: %v", name, err)
 		}
 	}

@@ -45,7 +45,7 @@ func (m *metrics) init(s *Server, reg prometheus.Registerer) {
 	m.leaseErrors = counter("lease_errors_total", "Renewals of the server's lease on its partitions that failed; without one for 5 s it denies strict keys.")
 	m.noRoom = counter("keys_without_room_total", "Requests answered by --full-reply, since there was no room for their key.")
 	m.lookups = counter("lookups_total", "Keys looked up in the store.")
-	m.lookupErrors = counter("lookup_errors_total", "Keys that could not be looked up; their askers were told busy.")
+	m.lookupErrors = counter("lookup_errors_total", "Keys that could not be looked up; their requests were answered with busy.")
 	m.pollErrors = counter("poll_errors_total", "Looks for edited rules that failed.")
 	m.saveErrors = counter("checkpoint_errors_total", "Check-points that failed.")
 	m.savedCredits = counter("checkpoint_keys_total", "Keys whose credits were saved by check-points.")

@@ -83,7 +83,7 @@ func (s *Server) join(ctx context.Context) error {
 // reconcile renews the lease, takes over the partitions of silent members, and hands over partitions
 // that are to move. After a failure it retries soon, while the lease may still be valid.
 func (s *Server) reconcile(ctx context.Context) {
-	err := s.tendOnce(ctx)
+	err := s.reconcileOnce(ctx)
 	if ctx.Err() != nil {
 		return
 	}
@@ -112,7 +112,7 @@ func (s *Server) reconcile(ctx context.Context) {
 	}
 }
 
-func (s *Server) tendOnce(ctx context.Context) error {
+func (s *Server) reconcileOnce(ctx context.Context) error {
 	s.saving.Lock()
 	defer s.saving.Unlock()
 	err := s.renew(ctx)

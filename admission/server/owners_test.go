@@ -371,7 +371,7 @@ func TestServerGivesUpAHungStoreCall(t *testing.T) {
 				return c.hole.Load() == nil
 			})
 			renewals, polls, saves := c.renewals.Load(), c.polls.Load(), c.saves.Load()
-			testkit.WaitFor(t, "it goes on", func() bool {
+			testkit.WaitFor(t, "it decides again", func() bool {
 				ask.Ask(t.Context(), "k", 1)
 				return c.renewals.Load() > renewals && c.polls.Load() > polls && c.saves.Load() > saves
 			})

@@ -429,7 +429,7 @@ func (w *world) step() {
 		}
 		w.lookUps(n)
 	case what < 12:
-		_ = n.tendOnce(ctx) // failures are tried again
+		_ = n.reconcileOnce(ctx) // failures are tried again
 	case what < 14:
 		if n.checkpoint(ctx, time.Minute) == nil {
 			_ = n.sweeper.sweep(ctx)
@@ -461,7 +461,7 @@ func (w *world) step() {
 			w.pass(3 * time.Second)
 			for _, n := range w.nodes {
 				if !n.dead && !w.chance(8, "late") {
-					_ = n.tendOnce(ctx)
+					_ = n.reconcileOnce(ctx)
 					_ = n.replicateOnce(ctx)
 				}
 			}

@@ -141,7 +141,7 @@ func TestTheStoreIsAway(t *testing.T) {
 		}
 	}
 	if gone < 57 || gone > 60 {
-		t.Errorf("strict keys went on for %d s", gone)
+		t.Errorf("strict keys were admitted for another %d s", gone)
 	}
 	p.cables[0].cut.Store(false)
 	p.cables[1].cut.Store(false)

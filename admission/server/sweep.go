@@ -9,7 +9,7 @@ import (
 
 // sweeper removes the credits of full keys from the store, so that the store does not grow without
 // bound. A key without stored credits counts as full (or as full as a strict key can be), so removing
-// them changes nothing. One goroutine, the keeper of check-points, owns the sweeper.
+// them changes nothing. The goroutine that writes check-points owns the sweeper.
 type sweeper struct {
 	// Set once.
 	store CreditStore

@@ -106,7 +106,7 @@ func TestALateDecisionTakesNothing(t *testing.T) {
 	began, asked := make(chan struct{}), make(chan struct{}, 10)
 	b, _ := slowBench(t, func() { asked <- struct{}{}; <-began })
 	s, _ := b.start()
-	c := asker(t, 20*time.Millisecond, deaf(t, s.Addr().String(), true))
+	c := asker(t, 20*time.Millisecond, lossy(t, s.Addr().String(), true))
 	if d := c.Ask(t.Context(), "user/1", 1); d.Admit || !d.Unanswered {
 		t.Fatalf("%+v", d)
 	}
@@ -134,9 +134,9 @@ func TestTheServersBound(t *testing.T) {
 	}
 }
 
-// deaf passes questions on to a server, and loses all answers but sessions. With noCancel it also
+// lossy passes questions on to a server, and loses all answers but sessions. With noCancel it also
 // loses cancels.
-func deaf(t *testing.T, to string, noCancel bool) string {
+func lossy(t *testing.T, to string, noCancel bool) string {
 	t.Helper()
 	front := testkit.Result(net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})).Must(t)
 	back := testkit.Result(net.Dial("udp", to)).Must(t)
@@ -176,7 +176,7 @@ func TestADenialTakesNothing(t *testing.T) {
 	b, _ := slowBench(t, func() {})
 	s, _ := b.start()
 	testkit.Equal(t, sure(t, b.client(s), "user/1", 0).Left, 5, "left at first")
-	c := asker(t, testkit.Hang, deaf(t, s.Addr().String(), false))
+	c := asker(t, testkit.Hang, lossy(t, s.Addr().String(), false))
 	for range 20 {
 		if d := c.Ask(t.Context(), "user/1", 2); d.Admit || !d.Unanswered {
 			t.Fatalf("%+v", d)

@@ -370,7 +370,7 @@ func (s *scene) play(before string, by int, point, kills string, killStore, star
 	}
 	s.asks("a server answers", func() bool { return len(s.admitted["key"]) > n+50 })
 	if !strings.ContainsAny(before+kills, "of") {
-		s.asks("strict keys go on", func() bool { return len(s.admitted["strict"]) > strict+10 })
+		s.asks("strict keys are admitted", func() bool { return len(s.admitted["strict"]) > strict+10 })
 	}
 	if n := int64(len(s.admitted["strict"])) + s.left["strict"]; n > much {
 		t.Errorf("a strict key: %d admitted and %d left of %d", len(s.admitted["strict"]), s.left["strict"], much)

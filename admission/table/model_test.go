@@ -286,7 +286,7 @@ func TestShardIsItsModel(t *testing.T) {
 					is, next := s.Changed(by, nil, filter, from, n, now)
 					want, nextWant := m.Changed(by, nil, filter, from, n, now)
 					equal("changed", is, want)
-					equal("go on", next, nextWant)
+					equal("next", next, nextWant)
 					kept, keptWant = append(kept, is...), append(keptWant, want...)
 					if from = next; next == 0 {
 						break
