@@ -21,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/plural"
 )
 
 // command runs the gateway, or the subcommand that the first argument names.
@@ -74,7 +75,7 @@ func (o *options) check() *daemon.Program {
 			for _, warning := range p.Warnings {
 				fmt.Println("warning:", warning)
 			}
-			_, err := fmt.Printf("%d classes, %d servers, %d resources\n", len(p.Classes), len(p.Servers), len(p.Resources))
+			_, err := fmt.Printf("%s, %s, %s\n", plural.Count(len(p.Classes), "class"), plural.Count(len(p.Servers), "server"), plural.Count(len(p.Resources), "resource"))
 			return err
 		},
 	}

@@ -128,9 +128,6 @@ func (l *Limit) Most() int {
 	return int(l.limit)
 }
 
-// Knee returns the number of requests being served when the server is saturated.
-func (l *Limit) Knee() float64 { return l.knee }
-
 // free returns the number of requests that may be in flight without waiting.
 func (l *Limit) free() int { return int(max(1, probePart*l.knee, trustPart*l.trusted) + 0.25) }
 

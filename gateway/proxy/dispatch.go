@@ -31,6 +31,7 @@ type ticket struct {
 	r       *http.Request
 	class   class         // at the time of arrival
 	granted chan struct{} // capacity 1: receives a token when target or refused is set
+	timer   *time.Timer   // of wait; nil until the first one. Like granted, it is used again by the next ticket
 	// Owned by the exchange; valid once granted.
 	target    *url.URL
 	url       string // the server's URL in the policy
@@ -339,26 +340,30 @@ func (t *ticket) wait() error {
 		return nil
 	default: // avoids a timer
 	}
-	timeout := time.NewTimer(t.class.Wait)
-	defer timeout.Stop()
-	var recheck <-chan time.Time
-	client := connection(t.r)
-	if client != nil {
-		ticker := time.NewTicker(lookEvery)
-		defer ticker.Stop()
-		recheck = ticker.C
-	}
+	client, end := connection(t.r), time.Now().Add(t.class.Wait)
 	for {
+		next := time.Until(end)
+		if client != nil {
+			next = min(next, lookEvery)
+		}
+		if t.timer == nil {
+			t.timer = time.NewTimer(next)
+		} else {
+			t.timer.Reset(next)
+		}
 		select {
 		case <-t.granted:
+			t.timer.Stop()
 			return nil
-		case <-timeout.C:
-			return errLate
 		case <-t.r.Context().Done():
+			t.timer.Stop()
 			return errGone
-		case <-recheck:
-			if client.HungUp() {
+		case <-t.timer.C:
+			if client != nil && client.HungUp() {
 				return errGone
+			}
+			if time.Until(end) <= 0 {
+				return errLate
 			}
 		}
 	}

@@ -212,7 +212,7 @@ func TestServerAnswersWhileItReads(t *testing.T) {
 	lines := bufio.NewReader(res.Body)
 	for i := range 3 {
 		write(t, c, fmt.Sprintf("2\r\n%d\n\r\n", i))
-		testkit.Equal(t, testkit.Result(lines.ReadString('\n')).Must(t), fmt.Sprintf("heard %d\n", i), "while the body goes on")
+		testkit.Equal(t, testkit.Result(lines.ReadString('\n')).Must(t), fmt.Sprintf("heard %d\n", i), "while the body continues")
 	}
 	write(t, c, "0\r\n\r\n")
 	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 {

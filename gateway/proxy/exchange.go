@@ -76,7 +76,7 @@ func (p *Proxy) newExchange() any {
 func (p *Proxy) release(x *exchange) {
 	if !x.spoiled && !x.tunnel {
 		answer := answerBody{x: x, timer: x.answer.timer}
-		*x = exchange{p: p, ticket: ticket{granted: x.granted, tried: x.tried[:0]}, answer: answer, reverse: x.reverse, attempt: x.attempt, gotConn: x.gotConn}
+		*x = exchange{p: p, ticket: ticket{granted: x.granted, timer: x.timer, tried: x.tried[:0]}, answer: answer, reverse: x.reverse, attempt: x.attempt, gotConn: x.gotConn}
 		p.exchanges.Put(x)
 	}
 }

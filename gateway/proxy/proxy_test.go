@@ -165,7 +165,7 @@ func TestAbortedRequestIsChargedOnce(t *testing.T) {
 		testkit.WaitFor(t, "the second waits", func() bool { return g.Status().Classes[0].Queued == 1 })
 		testkit.Must(t, second.(*net.TCPConn).CloseWrite())
 		if _, err := r.Peek(1); err != io.EOF {
-			t.Errorf("who ended its own side reads that all is well: %v", err)
+			t.Errorf("a client that ended its own side reads no error: %v", err)
 		}
 		testkit.WaitFor(t, "the second has left", func() bool { return g.Status().Classes[0].Left == 1 })
 		// net/http does not watch a connection while the connection has unread body.

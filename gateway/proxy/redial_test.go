@@ -106,9 +106,9 @@ func TestWhatWasSentIsNotSentAgain(t *testing.T) {
 	}
 }
 
-// keepers is a server that keeps n connections open after an answer on each, and hangs up on /poison
+// idleServer is a server that keeps n connections open after an answer on each, and hangs up on /poison
 // without an answer. poisoned counts the hang-ups. refuse makes the server accept no more connections.
-func keepers(t *testing.T, n int) (url string, keep func(*gateway), poisoned *atomic.Int64, refuse func()) {
+func idleServer(t *testing.T, n int) (url string, keep func(*gateway), poisoned *atomic.Int64, refuse func()) {
 	poisoned = new(atomic.Int64)
 	arrived, all := make(chan struct{}), make(chan struct{})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -138,7 +138,7 @@ func keepers(t *testing.T, n int) (url string, keep func(*gateway), poisoned *at
 // A server that hangs up on a request may have closed an idle connection. A server that hangs up
 // repeatedly rejects the request itself.
 func TestWhatServersHangUpOnIsSentAgainAFewTimes(t *testing.T) {
-	url, keep, poisoned, _ := keepers(t, 8)
+	url, keep, poisoned, _ := idleServer(t, 8)
 	g := serve(t, several(url), nil)
 	keep(g)
 	if res, _ := g.get(t, "/poison"); res.StatusCode != http.StatusBadGateway {
@@ -157,7 +157,7 @@ func TestWhatServersHangUpOnIsSentAgainAFewTimes(t *testing.T) {
 // A request that a server may have received goes to no other server, even if the first server accepts
 // no more connections. The request may have ended the server.
 func TestWhatAServerHungUpOnGoesToNoOther(t *testing.T) {
-	url, keep, poisoned, refuse := keepers(t, 2)
+	url, keep, poisoned, refuse := idleServer(t, 2)
 	g := serve(t, several(url), func(c *Config) { c.Balance = balance.RoundRobin })
 	keep(g)
 	refuse()

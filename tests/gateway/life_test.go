@@ -45,7 +45,7 @@ func TestPolicyIsReadAgain(t *testing.T) {
 		t.Errorf("%d, %s", code, output)
 	}
 	for args, want := range map[string]string{
-		"check":                   "1 classes, 1 servers, 0 resources",
+		"check":                   "1 class, 1 server, 0 resources",
 		"explain --tenant=a /x?y": "class      third, weight 1: every request",
 	} {
 		words := strings.Fields(args)

@@ -69,7 +69,7 @@ func TestPublish(t *testing.T) {
 	}
 	for _, c := range []struct{ path, id, want string }{
 		{"/pub?topic=unknown", "sensor", "404 {\"message\":\"TOPIC_NOT_FOUND\""},
-		{"/pub?topic=t", "stranger", "404 {\"message\":\"TOPIC_NOT_FOUND\""},
+		{"/pub?topic=t", "unknown", "404 {\"message\":\"TOPIC_NOT_FOUND\""},
 		{"/pub?topic=t", "", "400 {\"message\":\"MISSING_PUBLISHER_ID\""},
 	} {
 		req := testkit.Result(http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+c.path, strings.NewReader("x"))).Must(t)
