@@ -90,7 +90,7 @@ func TestAnythingMayHappen(t *testing.T) {
 		err = p.Publish(ctx, []byte("last"))
 	}
 	if err != nil {
-		t.Errorf("it does not go on: %v", err)
+		t.Errorf("the publisher does not continue: %v", err)
 	}
 	testkit.Must(t, c.Close(ctx))
 	came := map[string]int{}

@@ -193,8 +193,8 @@ func (c *Client) PublisherFor(ctx context.Context, topic, id, principal string) 
 	a := &srtmv1.Assignment{TcpAddress: c.cfg.Broker}
 	if c.cfg.Broker == "" {
 		var err error
-		if a, err = c.resolve(ctx, topic, id, principal); err != nil {
-			return nil, fmt.Errorf("client: %w", err)
+		if a, err = c.Resolve(ctx, topic, id, principal); err != nil {
+			return nil, err
 		}
 	}
 	p := newPublisher(c, topic, id, principal)
@@ -210,13 +210,10 @@ func (c *Client) PublisherFor(ctx context.Context, topic, id, principal string) 
 	return p, nil
 }
 
-// Resolve returns the TCP address of a publisher's broker. Errors: as Publisher.
-func (c *Client) Resolve(ctx context.Context, topic, id, principal string) (address string, err error) {
+// Resolve returns the assignment of a publisher to a broker. Errors: as Publisher.
+func (c *Client) Resolve(ctx context.Context, topic, id, principal string) (*srtmv1.Assignment, error) {
 	a, err := c.resolve(ctx, topic, id, principal)
-	if err != nil {
-		return "", fmt.Errorf("client: %w", err)
-	}
-	return a.TcpAddress, nil
+	return a, wrap(err)
 }
 
 // Brokers returns the TCP addresses of the brokers from which consumers get a topic's

@@ -227,7 +227,7 @@ var _ = Describe("a publisher", func() {
 		Expect(briefly()).To(MatchError(context.DeadlineExceeded))
 	})
 
-	It("hands on a refusal, and goes on", func() {
+	It("passes a refusal on, and continues", func() {
 		a.Refuse(func(_ string, body []byte) *wire.Error {
 			if string(body) == "no" {
 				return wire.RateLimited(20 * time.Millisecond)
@@ -628,7 +628,7 @@ var _ = Describe("a publisher", func() {
 	})
 
 	Describe("the control plane", func() {
-		It("is not needed to go on, and is followed when it is back", func() {
+		It("is not needed to continue, and is followed once it is back", func() {
 			p := open("p")
 			address := placement.Address()
 			placement.Close()

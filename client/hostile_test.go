@@ -125,7 +125,7 @@ func TestAnswersToIdentify(t *testing.T) {
 					cancel()
 				}
 				if more, _ := io.ReadAll(p); len(more) > 0 && more[0] != 22 { // 22 is TLS
-					t.Errorf("it goes on with %q", more)
+					t.Errorf("the client sends %q", more)
 				}
 			})
 			var before, after runtime.MemStats

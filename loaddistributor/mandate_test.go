@@ -92,7 +92,7 @@ func TestOneInstanceActsAtATime(t *testing.T) {
 		m = begin(200, true)
 		oldTerm := second.term
 		if acted := run(2*lease, second, step, false); acted < 2*lease || second.term != oldTerm {
-			t.Errorf("the second goes on for %v, in term %d after %d", acted, second.term, oldTerm)
+			t.Errorf("the second leads for another %v, in term %d after %d", acted, second.term, oldTerm)
 		}
 		// A loaddistributor has to wait for the acting instance.
 		m = begin(300, true)

@@ -28,8 +28,9 @@ type Placement struct {
 	mu struct {
 		sync.Mutex
 		topics   map[string]*topicState
-		watches  int // opened so far
-		watching int // open now
+		mqtt     map[string]string // by the broker's address
+		watches  int               // opened so far
+		watching int               // open now
 	}
 }
 
@@ -53,7 +54,7 @@ func NewPlacementAt(address string) (*Placement, error) {
 		return nil, fmt.Errorf("placement: %w", err)
 	}
 	p := &Placement{ln: ln, srv: grpc.NewServer(service.ServerOptions()...)}
-	p.mu.topics = map[string]*topicState{}
+	p.mu.topics, p.mu.mqtt = map[string]*topicState{}, map[string]string{}
 	srtmv1.RegisterPlacementServiceServer(p.srv, p)
 	p.all.Go(func() {
 		if err := p.srv.Serve(ln); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
@@ -95,9 +96,16 @@ func (p *Placement) Place(topic, address string, publishers ...string) {
 	p.update(topic, func(t *topicState) {
 		t.active, t.gone = true, false
 		for _, id := range publishers {
-			t.assignments[id] = &srtmv1.Assignment{PublisherId: id, BrokerId: "b-" + address, TcpAddress: address, Epoch: t.epoch}
+			t.assignments[id] = &srtmv1.Assignment{PublisherId: id, BrokerId: "b-" + address, TcpAddress: address, MqttAddress: p.mu.mqtt[address], Epoch: t.epoch}
 		}
 	})
+}
+
+// ServeMQTT sets the MQTT address of the broker at the given address, for later placements.
+func (p *Placement) ServeMQTT(address, mqtt string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.mqtt[address] = mqtt
 }
 
 // Pace marks a topic as paced, so publishers may request advice.

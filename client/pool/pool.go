@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
 )
 
@@ -131,8 +132,8 @@ func (p *Pool) open(k Key, shared *Shared, before chan struct{}) {
 // Connected reports whether the loaddistributor answers, like client.Client.
 func (p *Pool) Connected() bool { return p.client.Connected() }
 
-// Resolve returns the TCP address of a publisher's broker, like client.Client.
-func (p *Pool) Resolve(ctx context.Context, k Key) (address string, err error) {
+// Resolve returns the assignment of a publisher, like client.Client.
+func (p *Pool) Resolve(ctx context.Context, k Key) (*srtmv1.Assignment, error) {
 	return p.client.Resolve(ctx, k.Topic, k.ID, k.As)
 }
 

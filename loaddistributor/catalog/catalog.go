@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
@@ -95,9 +96,10 @@ func holders(plan placement.Plan, next *Next, retiring []string) []string {
 
 // Broker is a reader's view of a broker.
 type Broker struct {
-	ID, Instance            string
-	TCPAddress, HTTPAddress string
-	Hostname, Version       string
+	ID, Instance              string
+	TCPAddress, HTTPAddress   string
+	MQTTAddress, MQTTSAddress string // see BrokerJoined
+	Hostname, Version         string
 	// Folder is the data folder of the process. Lock: see identity.Place.
 	Folder, Lock string
 	// Mcap is Calibrated, or Configured if Calibrated is 0. Configured comes from the
@@ -254,10 +256,9 @@ func (e BrokerJoined) apply(c *Catalog) ([]Effect, error) {
 		b = c.addBroker(e.ID)
 	}
 	before := c.states(b.topics)
-	broker := b.Broker
-	moved := b.TCPAddress != e.TCPAddress || b.HTTPAddress != e.HTTPAddress
+	broker, endpoint := b.Broker, b.endpoint()
 	b.Broker = Broker{
-		ID: e.ID, Instance: e.Instance, TCPAddress: e.TCPAddress, HTTPAddress: e.HTTPAddress,
+		ID: e.ID, Instance: e.Instance, TCPAddress: e.TCPAddress, HTTPAddress: e.HTTPAddress, MQTTAddress: e.MQTTAddress, MQTTSAddress: e.MQTTSAddress,
 		Hostname: e.Hostname, Version: e.Version, Folder: e.Folder, Lock: e.Lock, Allocated: b.Allocated, Connected: true, Draining: b.Draining, Forced: b.Forced,
 		Mcap: cmp.Or(b.Calibrated, e.Mcap), Configured: e.Mcap, Calibrated: b.Calibrated, Strict: b.Strict,
 	}
@@ -268,7 +269,7 @@ func (e BrokerJoined) apply(c *Catalog) ([]Effect, error) {
 	for _, name := range sorted(b.topics) {
 		t := c.topics[name]
 		t.setPrepared(e.ID, false)
-		if i := t.member(e.ID); moved && i >= 0 {
+		if i := t.member(e.ID); b.endpoint() != endpoint && i >= 0 {
 			members := slices.Clone(t.placement.members)
 			members[i] = b.endpoint()
 			t.placement = &Placement{epoch: c.epoch(), members: members, spread: t.placement.spread, paced: t.placement.paced}
@@ -618,7 +619,7 @@ func (all brokers) state(t *topic) (State, string) {
 		if reasons != "" {
 			reasons += "; "
 		}
-		reasons += fmt.Sprintf("%d publishers are not placed yet", n)
+		reasons += plural.Count(n, "publisher") + " not placed yet"
 	}
 	if reasons != "" {
 		return Degraded, reasons
@@ -677,7 +678,7 @@ func (t *topic) member(id string) int {
 }
 
 func (b *broker) endpoint() Endpoint {
-	return Endpoint{Broker: b.ID, TCPAddress: b.TCPAddress, HTTPAddress: b.HTTPAddress}
+	return Endpoint{Broker: b.ID, TCPAddress: b.TCPAddress, HTTPAddress: b.HTTPAddress, MQTTAddress: b.MQTTAddress, MQTTSAddress: b.MQTTSAddress}
 }
 
 func sorted[V any](set map[string]V) []string { return slices.Sorted(maps.Keys(set)) }

@@ -20,6 +20,9 @@ type Channel struct {
 	// channels of the same name: a broker with a smaller version has a deleted channel.
 	Created uint64
 	Paused  bool
+	// Session is the broker with the latest kept session of the MQTT client whose channel this is.
+	// Empty: no broker has claimed the channel.
+	Session string
 }
 
 // ChannelsCreated adds durable channels to a topic. Existing channels stay unchanged.
@@ -29,10 +32,10 @@ type ChannelsCreated struct {
 	Channels []Channel // with distinct names
 }
 
-// ChannelsPaused pauses or resumes channels of a topic, as each channel's Paused says.
-type ChannelsPaused struct {
+// ChannelsSet sets Paused and Session of channels of a topic.
+type ChannelsSet struct {
 	Topic    string
-	Channels []Channel // by name and Paused
+	Channels []Channel // without Created
 }
 
 // ChannelsDeleted removes channels of a topic.
@@ -97,7 +100,7 @@ func (e ChannelsCreated) apply(c *Catalog) ([]Effect, error) {
 		if channel.Name == "" {
 			return nil, fmt.Errorf("create channels of topic %s: one has no name", e.Topic)
 		}
-		fresh = append(fresh, Channel{channel.Name, c.version, channel.Paused})
+		fresh = append(fresh, Channel{Name: channel.Name, Created: c.version, Paused: channel.Paused})
 	}
 	return t.add(fresh)
 }
@@ -140,22 +143,22 @@ func (c *Catalog) present(action, name string, channels []Channel) (t *topic, in
 	return t, indices, nil
 }
 
-func (e ChannelsPaused) apply(c *Catalog) ([]Effect, error) {
-	t, indices, err := c.present("pause channels of", e.Topic, e.Channels)
+func (e ChannelsSet) apply(c *Catalog) ([]Effect, error) {
+	t, indices, err := c.present("change channels of", e.Topic, e.Channels)
 	if err != nil {
 		return nil, err
 	}
 	all, names := slices.Clone(t.channels), []string(nil)
 	for n, i := range indices {
 		if all[i].Paused != e.Channels[n].Paused {
-			all[i].Paused = e.Channels[n].Paused
 			names = append(names, all[i].Name)
 		}
-	}
-	if names == nil {
-		return nil, nil
+		all[i].Paused, all[i].Session = e.Channels[n].Paused, e.Channels[n].Session
 	}
 	t.channels = all
+	if names == nil { // brokers need not know Session
+		return nil, nil
+	}
 	return []Effect{ChannelsChanged{e.Topic, names}}, nil
 }
 

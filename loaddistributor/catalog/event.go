@@ -22,8 +22,10 @@ type Event interface {
 type BrokerJoined struct {
 	ID, Instance            string
 	TCPAddress, HTTPAddress string
-	Hostname, Version       string
-	Folder, Lock            string // see Broker
+	// For MQTT clients, without and with TLS; empty: none.
+	MQTTAddress, MQTTSAddress string
+	Hostname, Version         string
+	Folder, Lock              string // see Broker
 	// Maximum rate within the SLO, in msg/s; > 0. If Mcap is below the allocated rate, the
 	// broker's topics become degraded, and the broker receives no new topic.
 	Mcap int64

@@ -191,7 +191,7 @@ var commands = map[string]func(*script, []string) (Event, error){
 		return e, nil
 	},
 	"channels-created": func(_ *script, a []string) (Event, error) { return ChannelsCreated{a[0], channelsOf(a[1:])}, nil },
-	"channels-paused":  func(_ *script, a []string) (Event, error) { return ChannelsPaused{a[0], channelsOf(a[1:])}, nil },
+	"channels-set":     func(_ *script, a []string) (Event, error) { return ChannelsSet{a[0], channelsOf(a[1:])}, nil },
 	"channels-deleted": func(_ *script, a []string) (Event, error) { return ChannelsDeleted{a[0], channelsOf(a[1:])}, nil },
 	"channels": func(s *script, a []string) (Event, error) {
 		t, _ := s.Topic(a[0])

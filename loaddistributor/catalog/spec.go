@@ -122,6 +122,7 @@ func (s *Spec) PlacedAs(o *Spec) bool {
 // Endpoint is a member of a topic with its addresses for publishers.
 type Endpoint struct {
 	Broker, TCPAddress, HTTPAddress string
+	MQTTAddress, MQTTSAddress       string // see BrokerJoined
 }
 
 // Assignment is the place of a publisher.

@@ -191,7 +191,7 @@ func (d *Topic) ApplyTo(topic catalog.Topic) catalog.Topic {
 		if d.ExcessRate >= 1 {
 			reason += ", by " + thousands(d.ExcessRate) + " msg/s"
 		} else {
-			reason += "; what was too much is still being caught up with"
+			reason += "; the excess is still being delivered"
 		}
 		reasons = append(reasons, reason)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -258,7 +259,7 @@ func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string,
 		return nil, err
 	}
 	if _, err := c.cat.stage(catalog.BrokerJoined{
-		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,
+		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress, MQTTAddress: h.MqttAddress, MQTTSAddress: h.MqttsAddress,
 		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap, Folder: h.DataPath, Lock: h.Lock,
 	}); err != nil {
 		return nil, err
@@ -508,11 +509,11 @@ func (r *View) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (rea
 	messages := last.Depth + last.Backlog
 	var parts, remedies []string
 	if last.Publishers > 0 || last.Offered > 0 {
-		parts = append(parts, fmt.Sprintf("%d connections still publish to it, and %d messages have come in its last report", last.Publishers, last.Offered))
-		remedies = append(remedies, "end publishers that the topic does not have, or add them to it")
+		parts = append(parts, fmt.Sprintf("the broker still has %s, and its last report has %s", plural.Count(last.Publishers, "publishing connection"), plural.Count(last.Offered, "new message")))
+		remedies = append(remedies, "end the publishers that are not in the topic's list, or add them to the list")
 	}
 	if messages > 0 {
-		parts = append(parts, fmt.Sprintf("consumers have not finished %d messages; %d consumers are connected", messages, last.Subscribers))
+		parts = append(parts, fmt.Sprintf("consumers have not finished %s; connected: %s", plural.Count(messages, "message"), plural.Count(last.Subscribers, "consumer")))
 		switch {
 		case last.Subscribers > 0:
 		case len(t.Channels) == 0:

@@ -273,7 +273,7 @@ func (ch *channels) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 		stage()
 	}
 	topic, found := ch.cat.next.Topic(m.Topic)
-	if !found || topic.State == catalog.Deleting || !ch.cat.next.Holds(m.Topic, s.broker) && !endsMQTTSession(m) {
+	if !found || topic.State == catalog.Deleting || !ch.cat.next.Holds(m.Topic, s.broker) && !ofMQTTSession(m) {
 		refuse("TOPIC_UNKNOWN", fmt.Sprintf("the control plane does not have topic %s on this broker", m.Topic))
 		return nil
 	}
@@ -296,7 +296,7 @@ func (ch *channels) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 			}
 		}
 	} else {
-		err = ch.changeChannels(topic, m.Change, m.Channels)
+		err = ch.changeChannels(topic, s.broker, m.Change, m.Channels)
 	}
 	switch {
 	case errors.Is(err, catalog.ErrChannelUnknown):
@@ -311,56 +311,74 @@ func (ch *channels) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 	return nil
 }
 
-// endsMQTTSession reports whether a request deletes channels of MQTT clients. A client may be connected
-// to a broker without the topic.
-func endsMQTTSession(m *srtmv1.ChannelRequest) bool {
-	deletes := m.Change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE || m.Change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED
-	return deletes && !slices.ContainsFunc(m.Channels, func(c *srtmv1.TopicChannel) bool { return !strings.HasPrefix(c.GetName(), names.ChannelPrefix) })
+// ofMQTTSession reports whether a request claims or deletes channels of MQTT clients. A client may be
+// connected to a broker without the topic.
+func ofMQTTSession(m *srtmv1.ChannelRequest) bool {
+	switch m.Change {
+	case srtmv1.ChannelChange_CHANNEL_CHANGE_CLAIM, srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE, srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED:
+		return !slices.ContainsFunc(m.Channels, func(c *srtmv1.TopicChannel) bool { return !strings.HasPrefix(c.GetName(), names.ChannelPrefix) })
+	}
+	return false
 }
 
-// errChannelInUse reports that a channel has consumers.
-var errChannelInUse = errors.New("the channel has consumers")
+// errChannelInUse reports that a channel has consumers, or belongs to a session at another broker.
+var errChannelInUse = errors.New("the channel has consumers, or a session at another broker")
 
-// requireUnused returns errChannelInUse if a broker reports consumers of one of the channels.
-func (ch *channels) requireUnused(topic catalog.Topic, list []*srtmv1.TopicChannel) error {
-	for broker, read := range ch.brokers.read(topic.Spec.Name(), topic.Holders()) {
-		for _, c := range list {
-			if slices.Contains(read, c.GetName()) {
-				return fmt.Errorf("topic %s, channel %q, broker %s: %w", topic.Spec.Name(), c.GetName(), broker, errChannelInUse)
+// requireUnused returns errChannelInUse if a broker reports consumers of one of the channels, or if another
+// broker has claimed the channel after asker.
+func (ch *channels) requireUnused(topic catalog.Topic, asker string, list []*srtmv1.TopicChannel) error {
+	read := ch.brokers.read(topic.Spec.Name(), topic.Holders())
+	for _, c := range list {
+		known, _ := topic.Channel(c.GetName())
+		user := ""
+		if known.Session != asker {
+			user = known.Session
+		}
+		for broker, channels := range read {
+			if slices.Contains(channels, c.GetName()) {
+				user = broker
 			}
+		}
+		if user != "" {
+			return fmt.Errorf("topic %s, channel %q, broker %s: %w", topic.Spec.Name(), c.GetName(), user, errChannelInUse)
 		}
 	}
 	return nil
 }
 
-// changeChannels stages a pause, an unpause or a deletion, if it changes anything.
-// Deleting a missing channel changes nothing.
-func (ch *channels) changeChannels(topic catalog.Topic, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel) error {
+// changeChannels stages a pause, an unpause, a claim or a deletion, if it changes anything. asker is the
+// broker that asks; empty: an operator. Deleting a missing channel changes nothing.
+func (ch *channels) changeChannels(topic catalog.Topic, asker string, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel) error {
 	name := topic.Spec.Name()
 	if change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED {
-		if err := ch.requireUnused(topic, list); err != nil {
+		if err := ch.requireUnused(topic, asker, list); err != nil {
 			return err
 		}
 		change = srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE
 	}
 	var changed []catalog.Channel
-	pause := change == srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE
 	for _, c := range list {
 		known, found := topic.Channel(c.GetName())
+		set := known
 		switch change {
 		case srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE:
 			if found {
 				changed = append(changed, catalog.Channel{Name: known.Name})
 			}
+			continue
 		case srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE, srtmv1.ChannelChange_CHANNEL_CHANGE_UNPAUSE:
-			if !found {
-				return fmt.Errorf("topic %s, channel %q: %w", name, c.GetName(), catalog.ErrChannelUnknown)
-			}
-			if known.Paused != pause {
-				changed = append(changed, catalog.Channel{Name: known.Name, Paused: pause})
-			}
+			set.Paused = change == srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE
+		case srtmv1.ChannelChange_CHANNEL_CHANGE_CLAIM:
+			set.Session = asker
 		default:
 			return fmt.Errorf("topic %s: this release does not know change %d of channels", name, change)
+		}
+		if !found {
+			return fmt.Errorf("topic %s, channel %q: %w", name, c.GetName(), catalog.ErrChannelUnknown)
+		}
+		if set != known {
+			set.Created = 0
+			changed = append(changed, set)
 		}
 	}
 	if changed == nil {
@@ -370,7 +388,7 @@ func (ch *channels) changeChannels(topic catalog.Topic, change srtmv1.ChannelCha
 	if change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE {
 		_, err = ch.cat.stage(catalog.ChannelsDeleted{Topic: name, Channels: changed})
 	} else {
-		_, err = ch.cat.stage(catalog.ChannelsPaused{Topic: name, Channels: changed})
+		_, err = ch.cat.stage(catalog.ChannelsSet{Topic: name, Channels: changed})
 	}
 	return err
 }
@@ -461,7 +479,7 @@ func (ch *channels) orderChange(topic string, change srtmv1.ChannelChange, list 
 			}
 		}
 	}
-	if err := ch.changeChannels(is, change, list); err != nil {
+	if err := ch.changeChannels(is, "", change, list); err != nil {
 		return nil, err
 	}
 	return ch.whenApplied(topic, finished), nil

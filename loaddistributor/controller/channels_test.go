@@ -206,6 +206,20 @@ var _ = Describe("The channels of a topic", func() {
 		Expect(on(b1.node)).To(Equal([]string{"main"}))
 		Expect(on(b2.node)).To(Equal([]string{"main"}))
 
+		By("unless another broker has claimed them", func() {
+			claim := func(b *broker) error {
+				return b.agent.ChangeChannel(context.Background(), "t", "mqtt.sensor", srtmv1.ChannelChange_CHANNEL_CHANGE_CLAIM)
+			}
+			Expect(claim(b3)).To(MatchError(agent.ErrChannelUnknown))
+			Expect(subscribe(b1, "mqtt.sensor")).To(Succeed())
+			Expect(claim(b3)).To(Succeed())
+			Expect(claim(b1)).To(Succeed())
+			Expect(change("mqtt.sensor", srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED)).To(MatchError(agent.ErrChannelInUse))
+			Expect(claim(b3)).To(Succeed())
+			Expect(change("mqtt.sensor", srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED)).To(Succeed())
+			Expect(on(b1.node)).To(Equal([]string{"main"}))
+		})
+
 		Expect(subscribe(b1, "mqtt.sensor")).To(Succeed())
 		Expect(change("mqtt.sensor", srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE)).To(Succeed())
 		Expect(listed()).To(Equal([]string{"main"}))

@@ -297,7 +297,7 @@ func (h *chaos) happen() {
 		b.node.Sabotage(fails, fails)
 	default:
 		if b.broker != nil {
-			h.note("%s is well", id)
+			h.note("%s is healthy", id)
 			b.node.Sabotage(nil, nil)
 		}
 	}
@@ -347,7 +347,7 @@ func (h *chaos) bounded() {
 }
 
 // allowedReason matches the normal states of a topic that was offered too much, or drained by force.
-var allowedReason = regexp.MustCompile(`^(; )?((over contract since|broker b\d carries \d+ msg/s, less than)[^;]*(; what was too much is still being caught up with)?)(; broker b\d carries [^;]*|; over contract since [^;]*(; what was too much is still being caught up with)?)*$`)
+var allowedReason = regexp.MustCompile(`^(; )?((over contract since|broker b\d carries \d+ msg/s, less than)[^;]*(; the excess is still being delivered)?)(; broker b\d carries [^;]*|; over contract since [^;]*(; the excess is still being delivered)?)*$`)
 
 // settled returns what is not in its final state after all events have ended.
 func (h *chaos) settled() (wrong []string) {

@@ -106,6 +106,15 @@ var _ = Describe("A broker whose session ends", func() {
 		Eventually(on, "1s").Should(Equal([]string{"b1", "b3"}))
 	})
 
+	It("and is dead on a machine that is busy for a moment is found to be once its ports answer", func() {
+		begin(accepts)
+		ends("", refuses)
+		<-time.After(500 * time.Millisecond) // virtual
+		Expect(on()).To(ContainElement("b2"))
+		ports.Store("b2.example:4150", refuses)
+		Eventually(on, "1s").Should(Equal([]string{"b1", "b3"}))
+	})
+
 	for what, ports := range map[string][2]string{
 		"is silent":            {"", ""},
 		"has one silent port":  {refuses, ""},

@@ -327,7 +327,7 @@ var _ = Describe("Fitting", func() {
 		Expect(c.fit("t").GetEnded()).To(BeFalse())
 		Expect(p.Messages).To(BeNumerically("~", 3000, 50))
 		Expect(p.MeanRate).To(BeNumerically("~", 100, 1), "nothing is missing in between")
-		Expect(n[0].Captures("t")).To(Equal(records), "the fit's record goes on")
+		Expect(n[0].Captures("t")).To(Equal(records), "the fit's record continues")
 	})
 
 	It("is tried again, later, where it found no placement", func() {
@@ -437,7 +437,7 @@ var _ = Describe("Fitting", func() {
 		Eventually(func() map[string]int { return c.publishersByBroker("t", 100) }).Should(Equal(map[string]int{"b2": 50, "b3": 50}))
 	})
 
-	It("goes on without a record that cannot be true", func() {
+	It("continues without a record that cannot be true", func() {
 		reg := prometheus.NewPedanticRegistry()
 		c := newCluster(setup{config: func(cfg *controller.Config) { fast(cfg); cfg.Metrics = reg }})
 		node := c.node("b1", 600)
@@ -478,7 +478,7 @@ var _ = Describe("Fitting", func() {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(first.Assignments).To(HaveLen(100))
 			w.run()
-			Eventually(c.state("t")).Should(HavePrefix("DEGRADED: 50 publishers are not placed yet"))
+			Eventually(c.state("t")).Should(HavePrefix("DEGRADED: 50 publishers not placed yet"))
 			told, err := watch.Recv()
 			Expect(err).NotTo(HaveOccurred())
 			Expect(told.Assignments).To(HaveLen(50))
@@ -524,7 +524,7 @@ var _ = Describe("Fitting", func() {
 			w := world(first, "b1", "b2", "b3")
 			first.mustCreate(order())
 			w.run()
-			Eventually(first.state("t")).Should(ContainSubstring("are not placed yet"))
+			Eventually(first.state("t")).Should(ContainSubstring("publishers not placed yet"))
 			Expect(first.resolve("t", first.unplaced("t"))).Error().To(And(failsWith(codes.FailedPrecondition), MatchError(ContainSubstring("is not placed yet"))))
 			Expect(first.move("t", "b2", first.unplaced("t"))).Error().To(failsWith(codes.FailedPrecondition))
 			w.stop()

@@ -138,8 +138,8 @@ func (c *Controller) logRefusal(s *Session, err error, previous string) {
 // address does not answer.
 type Probe func(ctx context.Context, address string) (accepts, refuses bool)
 
-// How often, and how many times, a broker's ports are probed: until they have accepted,
-// and until they have refused twice in a row.
+// How often, and how many times, a broker's ports are probed: until both have accepted,
+// and until both have refused twice in a row.
 const (
 	vouchPause, vouchTries = time.Second, 10
 	endPause, endTries     = 100 * time.Millisecond, 30
@@ -194,6 +194,9 @@ func (w *witness) vouch(s *Session, tcp, web string) {
 			replaced := w.brokers.sessions[s.broker] != s
 			s.reachable = a && b && !replaced
 			w.mu.Unlock()
+			if a && b && !replaced {
+				w.cfg.Log.Info("the broker's ports accept connections", obs.KeyBroker, s.broker)
+			}
 			if a && b || replaced || !w.life.pause(vouchPause) {
 				return
 			}
@@ -212,16 +215,12 @@ func (w *witness) examine(s *Session) {
 	w.life.work.Go(func() {
 		refused := 0
 		for range endTries {
-			unreachable := true
+			refused++
 			for _, address := range []string{b.TCPAddress, b.HTTPAddress} {
-				accepts, refuses := w.cfg.Probe(context.Background(), address)
-				if !accepts && !refuses {
-					return
+				if _, refuses := w.cfg.Probe(context.Background(), address); !refuses {
+					refused = 0 // the process may be ending, a new process has started, or the answer is late
+					break
 				}
-				unreachable = unreachable && refuses
-			}
-			if refused++; !unreachable {
-				refused = 0 // the process may be ending, or a new process has started
 			}
 			if refused == 2 {
 				w.ended(s)

@@ -156,7 +156,7 @@ var _ = Describe("An open topic", func() {
 	})
 
 	// Each idle topic once took four messages a second.
-	It("costs no message of its own while nobody publishes", func() {
+	It("sends no message of its own while no client publishes", func() {
 		c := newCluster(setup{config: slow})
 		var sent counting
 		b := c.join("b", 10_000, agenttest.New(), func(cfg *agent.Config) {
@@ -178,7 +178,7 @@ var _ = Describe("An open topic", func() {
 		<-time.After(seconds * time.Second)
 		Expect(sent.pieces.Load()-pieces).To(BeNumerically("<=", 2*seconds+1), "messages about arrivals")
 		Expect(sent.requests.Load()-requests).To(BeNumerically("<=", seconds+1), "requests for arrivals")
-		Expect(captures()).To(Equal(topics), "every record goes on")
+		Expect(captures()).To(Equal(topics), "every record continues")
 		b.node.Arrive("t7", 0, agenttest.Arrival{At: clock.Wall(), Publisher: "p"})
 		before := sent.pieces.Load()
 		Eventually(func() int64 { return sent.pieces.Load() - before }).WithTimeout(10 * time.Second).Should(BeNumerically(">=", 2))

@@ -17,6 +17,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -191,7 +192,7 @@ func (r *View) Learned(topic catalog.Topic, limit int) *srtmv1.Learned {
 	}
 	const remedy = "they need nothing to know behind srtm agent; else point them at the broker that each belongs to"
 	if wrong > 0 {
-		p.Notes = append(p.Notes, fmt.Sprintf("%d publishers send to another broker of the topic than they belong to, and are served there: %s", wrong, remedy))
+		p.Notes = append(p.Notes, plural.Count(wrong, "publisher")+" at another broker of the topic than the assigned one, and served there: "+remedy)
 	}
 	for _, id := range slices.Sorted(maps.Keys(r.brokers.sessions)) {
 		if t := r.brokers.reported(id).Topic(name); t != nil && t.Used && !r.cat.committed.Holds(name, id) {
@@ -355,7 +356,7 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 	c.mu.Unlock()
 	proposal, err := sizing.Propose(p.trace, p.start, p.end, w, rand.New(rand.NewPCG(c.cfg.Seed, uint64(len(p.trace)))))
 	if err != nil {
-		return Profiled{}, fmt.Errorf("topic %s, %d messages recorded: %w", name, len(p.trace), err)
+		return Profiled{}, fmt.Errorf("topic %s, %s recorded: %w", name, plural.Count(len(p.trace), "message"), err)
 	}
 	return Profiled{proposal, p.lost}, nil
 }

@@ -682,7 +682,7 @@ var _ = Describe("The stats of a topic", func() {
 		within.Offered = 0
 		b1.node.Measure("t", within)
 		b2.node.Measure("t", within)
-		Eventually(c.state("t")).Should(MatchRegexp("over contract since .*; what was too much is still being caught up with$"))
+		Eventually(c.state("t")).Should(MatchRegexp("over contract since .*; the excess is still being delivered$"))
 		Eventually(c.state("t")).WithTimeout(10 * time.Minute).Should(Equal("ACTIVE"))
 		Expect(c.control.View().State().Version).To(Equal(version), "no verdict is kept")
 	})

@@ -548,17 +548,17 @@ var _ = Describe("What a drain waits for", func() {
 	It("is consumers, who are told to come, and then it is safe to stop", func() {
 		retired(setup{}, &srtmv1.TopicStats{Topic: "t", Depth: 3, Backlog: 4}, "main")
 		Expect(c.broker("b2").SafeToStop).To(BeFalse(), "it does not drain")
-		Eventually(waits).Should(Equal([]string{"t: consumers have not finished 7 messages; 0 consumers are connected"}))
+		Eventually(waits).Should(Equal([]string{"t: consumers have not finished 7 messages; connected: 0 consumers"}))
 		Expect(c.broker("b1").Waits[0].Remedy).To(Equal("connect consumers to its channels (main), or empty these; --force to lose what no consumer takes"))
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Publishers: 1, Subscribers: 2})
-		Eventually(waits).Should(Equal([]string{"t: 1 connections still publish to it, and 0 messages have come in its last report"}))
+		Eventually(waits).Should(Equal([]string{"t: the broker still has 1 publishing connection, and its last report has 0 new messages"}))
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})
 		Eventually(waits).Should(Equal([]string{"safe"}))
 	})
 
 	It("is consumers of a topic that has no channel yet", func() {
 		retired(setup{}, &srtmv1.TopicStats{Topic: "t", Backlog: 4})
-		Eventually(waits).Should(Equal([]string{"t: consumers have not finished 4 messages; 0 consumers are connected"}))
+		Eventually(waits).Should(Equal([]string{"t: consumers have not finished 4 messages; connected: 0 consumers"}))
 		Expect(c.broker("b1").Waits[0].Remedy).To(Equal("connect a consumer: the topic has no channel; --force to lose what no consumer takes"))
 	})
 

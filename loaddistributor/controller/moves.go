@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -115,7 +116,7 @@ func (c *Controller) MovePublishers(ctx context.Context, name string, publishers
 			return nil, placement.Plan{}, reconcile.ErrSettled
 		}
 		if n := topic.Placement.Unplaced(); n > 0 {
-			return nil, placement.Plan{}, fmt.Errorf("topic %s is being fitted, and %d publishers have no place: %w", name, n, catalog.ErrTopicState)
+			return nil, placement.Plan{}, fmt.Errorf("topic %s is being fitted, and has %s without a place: %w", name, plural.Count(n, "publisher"), catalog.ErrTopicState)
 		}
 		plan, err := placement.Shift(topic.Plan, topic.Spec.Demand, moved, to)
 		if err != nil {

@@ -419,7 +419,7 @@ var _ = Describe("What is not durable", func() {
 		Eventually(created).Should(Receive(BeNil()))
 	})
 
-	It("goes on where the journal takes no dump, and tries again", func() {
+	It("continues if the journal refuses a dump, and tries again", func() {
 		gate := &journalGate{full: true}
 		c := newCluster(setup{data: &store.Memory{}, config: gatedJournal(gate)})
 		c.join("b1", 600, agenttest.New())

@@ -497,7 +497,7 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 	testkit.MustEqual(t, w.contract, (tokenbucket.Share{Rate: tokenbucket.PerSecond(1), Burst: 4}), "silent for an hour")
 	n := w.proposals
 	w.run(10 * time.Minute)
-	testkit.MustEqual(t, w.proposals, n, "it goes on changing")
+	testkit.MustEqual(t, w.proposals, n, "it still changes")
 	always = func(time.Duration) bool { return true }
 	w.run(time.Minute)
 	if w.contract.Rate.PerSecond() < 120 {

@@ -15,12 +15,14 @@ type Resolver interface {
 
 // assignment is the answer to /publisher. A larger epoch is newer.
 type assignment struct {
-	Topic       string `json:"topic"`
-	PublisherID string `json:"publisher_id"`
-	BrokerID    string `json:"broker_id"`
-	TCPAddress  string `json:"tcp_address"`
-	HTTPAddress string `json:"http_address"`
-	Epoch       uint64 `json:"epoch"`
+	Topic        string `json:"topic"`
+	PublisherID  string `json:"publisher_id"`
+	BrokerID     string `json:"broker_id"`
+	TCPAddress   string `json:"tcp_address"`
+	HTTPAddress  string `json:"http_address"`
+	MQTTAddress  string `json:"mqtt_address,omitempty"`  // empty: the broker has no MQTT
+	MQTTSAddress string `json:"mqtts_address,omitempty"` // MQTT with TLS
+	Epoch        uint64 `json:"epoch"`
 }
 
 // MountPublisher adds the route where publishers without our library query their broker.
@@ -28,6 +30,8 @@ type assignment struct {
 // connection.
 //
 //	GET /publisher?topic=&id=   {"topic", "publisher_id", "broker_id", "tcp_address", "http_address", "epoch"}
+//
+// The answer also has "mqtt_address" and "mqtts_address", if the broker listens for MQTT without or with TLS.
 //
 // Errors, besides Mount's:
 //
@@ -48,7 +52,7 @@ func MountPublisher(mux *http.ServeMux, resolver Resolver) {
 		topic, id := query.Get("topic"), query.Get("id")
 		a, err := resolver.Resolve(topic, id)
 		if err == nil {
-			reply(w, assignment{topic, a.Publisher, a.Broker, a.TCPAddress, a.HTTPAddress, a.Epoch})
+			reply(w, assignment{topic, a.Publisher, a.Broker, a.TCPAddress, a.HTTPAddress, a.MQTTAddress, a.MQTTSAddress, a.Epoch})
 			return
 		}
 		f := fault{status: http.StatusInternalServerError, code: "INTERNAL_ERROR"}

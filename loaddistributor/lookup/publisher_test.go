@@ -21,6 +21,9 @@ func (r resolver) Resolve(topic, publisher string) (catalog.Assignment, error) {
 	}
 	a := catalog.Assignment{Publisher: publisher, Epoch: 7}
 	a.Broker, a.TCPAddress, a.HTTPAddress = "b1", "b1.example:4150", "b1.example:4151"
+	if publisher == "device" {
+		a.MQTTAddress, a.MQTTSAddress = "b1.example:1883", "b1.example:8883"
+	}
 	return a, nil
 }
 
@@ -35,6 +38,7 @@ func TestWhereAPublisherBelongs(t *testing.T) {
 		want, retry   string
 	}{
 		{"GET", "?topic=t&id=loop%2F7", 200, `{"topic":"t","publisher_id":"loop/7","broker_id":"b1","tcp_address":"b1.example:4150","http_address":"b1.example:4151","epoch":7}`, ""},
+		{"GET", "?topic=t&id=device", 200, `"http_address":"b1.example:4151","mqtt_address":"b1.example:1883","mqtts_address":"b1.example:8883","epoch":7}`, ""},
 		{"GET", "?id=p", 400, `"message":"MISSING_ARG_TOPIC"`, ""},
 		{"GET", "?topic=t", 400, `"message":"MISSING_ARG_ID"`, ""},
 		{"GET", "?topic=t&id=", 400, `"message":"MISSING_ARG_ID"`, ""},

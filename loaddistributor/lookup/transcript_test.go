@@ -162,7 +162,7 @@ func exchange(t *testing.T, conn net.Conn, text string) string {
 	}
 	if strings.HasPrefix(answer, "E_") {
 		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("after %s the connection goes on: %v", answer, err)
+			t.Errorf("after %s the connection is still open: %v", answer, err)
 		}
 	}
 	return answer

@@ -1,10 +1,12 @@
 package placement
 
 import (
+	"fmt"
 	"slices"
 	"sort"
-	"strconv"
 	"strings"
+
+	"github.com/srtm-io/srtm/internal/plural"
 )
 
 // Fits lists changes that would make an infeasible demand fit. Each field is the change
@@ -28,19 +30,15 @@ const maxMore = 10_000
 
 func (f Fits) String() string {
 	var parts []string
-	add := func(n int64, prefix, suffix string) {
+	add := func(n int64, format string, args ...any) {
 		if n > 0 {
-			parts = append(parts, prefix+strconv.FormatInt(n, 10)+suffix)
+			parts = append(parts, fmt.Sprintf(format, args...))
 		}
 	}
-	add(f.Rate, "r up to ", " msg/s")
-	add(f.Burst, "b from ", " messages")
-	add(f.Publishers, "", " publishers that send as much together")
-	brokers := " more brokers of "
-	if f.MoreBrokers == 1 {
-		brokers = " more broker of "
-	}
-	add(f.MoreBrokers, "", brokers+strconv.FormatInt(f.Mcap, 10)+" msg/s")
+	add(f.Rate, "r up to %d msg/s", f.Rate)
+	add(f.Burst, "b from %s", plural.Count(f.Burst, "message"))
+	add(f.Publishers, "%s that send as much together", plural.Count(f.Publishers, "publisher"))
+	add(f.MoreBrokers, "%s of %d msg/s", plural.Count(f.MoreBrokers, "more broker"), f.Mcap)
 	return strings.Join(parts, ", or ")
 }
 

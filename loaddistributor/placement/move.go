@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -274,7 +275,7 @@ func Shift(plan Plan, d Demand, moved []int, broker string) (Plan, error) {
 	isMoved := map[int]bool{}
 	var faults FieldErrors
 	if n := len(plan.Unplaced); n > 0 {
-		faults.add("plan", "%d publishers have no broker", n)
+		faults.add("plan", "%s without a broker", plural.Count(n, "publisher"))
 	}
 	for n, i := range moved {
 		if i < 0 || i >= len(rates) || isMoved[i] {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/srtm-io/srtm/internal/container"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -118,11 +119,11 @@ func (e *Infeasible) bound() string {
 		if e.Have == 0 {
 			return "there are no brokers"
 		}
-		return fmt.Sprintf("%d brokers are needed, and %d have capacity left", e.Need, e.Have)
+		return fmt.Sprintf("%s needed, and %d have capacity left", plural.Count(e.Need, "broker"), e.Have)
 	case "rcap":
 		return fmt.Sprintf("%d msg/s asked for, the brokers have %d left", e.Need, e.Have)
 	default:
-		return fmt.Sprintf("%d brokers are needed, and %s is %d", e.Need, e.Bound, e.Have)
+		return fmt.Sprintf("%s needed, and %s is %d", plural.Count(e.Need, "broker"), e.Bound, e.Have)
 	}
 }
 

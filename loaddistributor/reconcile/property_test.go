@@ -107,7 +107,7 @@ func (w *world) handle(e Event) {
 	w.effects = append(w.effects, w.m.Step(e, w.clock)...)
 	if w.m.Over() {
 		if w.m.Step(e, w.clock) != nil {
-			w.Fatalf("it goes on after its end, with %+v", e)
+			w.Fatalf("the machine has effects after its end: %+v", e)
 		}
 		return
 	}

@@ -452,7 +452,7 @@ func (s *Server) EmptyChannel(ctx context.Context, req *srtmv1.EmptyChannelReque
 func (s *Server) brokerProto(b catalog.Broker) *srtmv1.Broker {
 	waits, safe := s.controller.View().DrainWaits(b.ID)
 	return &srtmv1.Broker{
-		Id: b.ID, TcpAddress: b.TCPAddress, HttpAddress: b.HTTPAddress,
+		Id: b.ID, TcpAddress: b.TCPAddress, HttpAddress: b.HTTPAddress, MqttAddress: b.MQTTAddress, MqttsAddress: b.MQTTSAddress,
 		Mcap: b.Mcap, Allocated: b.Allocated, Connected: b.Connected, Version: b.Version,
 		ConfiguredMcap: b.Configured, CalibratedMcap: b.Calibrated,
 		Draining: b.Draining, Forced: b.Forced, Topics: s.controller.View().BrokerTopics(b.ID), Waits: waits, SafeToStop: safe,
@@ -585,7 +585,8 @@ func (s *Server) Watch(req *srtmv1.WatchRequest, stream grpc.ServerStreamingServ
 
 func assignmentProto(a catalog.Assignment) *srtmv1.Assignment {
 	return &srtmv1.Assignment{
-		PublisherId: a.Publisher, BrokerId: a.Broker, TcpAddress: a.TCPAddress, HttpAddress: a.HTTPAddress, Epoch: a.Epoch, Unknown: a.Unknown, Pacing: a.Paced,
+		PublisherId: a.Publisher, BrokerId: a.Broker, TcpAddress: a.TCPAddress, HttpAddress: a.HTTPAddress, MqttAddress: a.MQTTAddress, MqttsAddress: a.MQTTSAddress,
+		Epoch: a.Epoch, Unknown: a.Unknown, Pacing: a.Paced,
 	}
 }
 

@@ -104,11 +104,16 @@ func checkHello(h *srtmv1.BrokerHello) error {
 	if h.Instance == "" || len(h.Instance) > 128 {
 		bad.Add("hello.instance", "has %d bytes: want 1 to 128", len(h.Instance))
 	}
-	if _, _, err := controller.HostPort(h.TcpAddress); err != nil {
-		bad.Add("hello.tcp_address", "%v", err)
-	}
-	if _, _, err := controller.HostPort(h.HttpAddress); err != nil {
-		bad.Add("hello.http_address", "%v", err)
+	for _, a := range []struct {
+		field, address string
+		optional       bool
+	}{
+		{"tcp_address", h.TcpAddress, false}, {"http_address", h.HttpAddress, false},
+		{"mqtt_address", h.MqttAddress, true}, {"mqtts_address", h.MqttsAddress, true},
+	} {
+		if _, _, err := controller.HostPort(a.address); err != nil && (a.address != "" || !a.optional) {
+			bad.Add("hello."+a.field, "%v", err)
+		}
 	}
 	if len(h.Version) > 128 {
 		bad.Add("hello.version", "has %d bytes, at most 128", len(h.Version))

@@ -161,15 +161,17 @@ func TestFaultsOfAHello(t *testing.T) {
 		t.Errorf("a good one: %v", err)
 	}
 	for field, spoil := range map[string]func(*srtmv1.BrokerHello){
-		"hello.broker_id":    func(h *srtmv1.BrokerHello) { h.BrokerId = "a b" },
-		"hello.instance":     func(h *srtmv1.BrokerHello) { h.Instance = "" },
-		"hello.tcp_address":  func(h *srtmv1.BrokerHello) { h.TcpAddress = "h" },
-		"hello.http_address": func(h *srtmv1.BrokerHello) { h.HttpAddress = "h:65536" },
-		"hello.version":      func(h *srtmv1.BrokerHello) { h.Version = strings.Repeat("v", 129) },
-		"hello.mcap":         func(h *srtmv1.BrokerHello) { h.Mcap = 0 },
-		"hello.hostname":     func(h *srtmv1.BrokerHello) { h.Hostname = strings.Repeat("h", 256) },
-		"hello.data_path":    func(h *srtmv1.BrokerHello) { h.DataPath = strings.Repeat("d", 4097) },
-		"hello.lock":         func(h *srtmv1.BrokerHello) { h.Lock = strings.Repeat("l", 256) },
+		"hello.broker_id":     func(h *srtmv1.BrokerHello) { h.BrokerId = "a b" },
+		"hello.instance":      func(h *srtmv1.BrokerHello) { h.Instance = "" },
+		"hello.tcp_address":   func(h *srtmv1.BrokerHello) { h.TcpAddress = "h" },
+		"hello.http_address":  func(h *srtmv1.BrokerHello) { h.HttpAddress = "h:65536" },
+		"hello.mqtt_address":  func(h *srtmv1.BrokerHello) { h.MqttAddress = ":1883" },
+		"hello.mqtts_address": func(h *srtmv1.BrokerHello) { h.MqttsAddress = "h" },
+		"hello.version":       func(h *srtmv1.BrokerHello) { h.Version = strings.Repeat("v", 129) },
+		"hello.mcap":          func(h *srtmv1.BrokerHello) { h.Mcap = 0 },
+		"hello.hostname":      func(h *srtmv1.BrokerHello) { h.Hostname = strings.Repeat("h", 256) },
+		"hello.data_path":     func(h *srtmv1.BrokerHello) { h.DataPath = strings.Repeat("d", 4097) },
+		"hello.lock":          func(h *srtmv1.BrokerHello) { h.Lock = strings.Repeat("l", 256) },
 	} {
 		h := hello()
 		spoil(h)

@@ -53,7 +53,7 @@ func TestNeedCountsMissingBrokers(t *testing.T) {
 		"a broker beyond its capacity leaves no room":  {1, cluster(150, 90), func(b *Book) { rcap(b, "t", 20, 0) }, 1},
 		"topics of a disconnected broker need room":    {1, Cluster{Brokers: cluster(100).Brokers, Allocated: 150}, nil, 1},
 		"a topic that misses its SLO on all brokers":   {1, Cluster{Brokers: cluster(10).Brokers, Allocated: 10, Unfitted: 1}, nil, 1},
-		"a contract that nobody can mean":              {1, cluster(0), func(b *Book) { rcap(b, "t", 1<<40, 0) }, Most},
+		"an absurd contract":                           {1, cluster(0), func(b *Book) { rcap(b, "t", 1<<40, 0) }, Most},
 		"allocated topics, and no broker takes topics": {1, Cluster{Allocated: 10}, nil, 1},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -80,7 +80,7 @@ func toDump(s *journal.Snapshot) (catalog.Dump, error) {
 func fromBroker(b catalog.BrokerDump) *journal.Broker {
 	k := b.Broker
 	return &journal.Broker{
-		Id: k.ID, Instance: k.Instance, Tcp: k.TCPAddress, Http: k.HTTPAddress, Hostname: k.Hostname,
+		Id: k.ID, Instance: k.Instance, Tcp: k.TCPAddress, Http: k.HTTPAddress, Mqtt: k.MQTTAddress, Mqtts: k.MQTTSAddress, Hostname: k.Hostname,
 		Version: k.Version, Mcap: k.Configured, Connected: k.Connected, Draining: k.Draining, Forced: k.Forced,
 		Leftovers: b.Leftovers, LeftAt: b.LeftAt, Calibrated: k.Calibrated,
 		Absorbed: fromAbsorption("", k.Absorbed), DataPath: k.Folder, Lock: k.Lock, Forgotten: k.Forgotten, Strict: k.Strict,
@@ -93,7 +93,7 @@ func toBroker(b *journal.Broker) catalog.BrokerDump {
 	}
 	return catalog.BrokerDump{
 		Broker: catalog.Broker{
-			ID: b.Id, Instance: b.Instance, TCPAddress: b.Tcp, HTTPAddress: b.Http, Hostname: b.Hostname,
+			ID: b.Id, Instance: b.Instance, TCPAddress: b.Tcp, HTTPAddress: b.Http, MQTTAddress: b.Mqtt, MQTTSAddress: b.Mqtts, Hostname: b.Hostname,
 			Version: b.Version, Connected: b.Connected, Draining: b.Draining, Forced: b.Forced,
 			Mcap: cmp.Or(b.Calibrated, b.Mcap), Configured: b.Mcap, Calibrated: b.Calibrated,
 			Absorbed: toAbsorption(b.Absorbed), Folder: b.DataPath, Lock: b.Lock, Forgotten: b.Forgotten, Strict: b.Strict,
@@ -147,14 +147,14 @@ func toTopic(t *journal.Topic) (catalog.TopicDump, error) {
 
 func fromChannels(all []catalog.Channel) (p []*journal.Channel) {
 	for _, entry := range all {
-		p = append(p, &journal.Channel{Name: entry.Name, Created: entry.Created, Paused: entry.Paused})
+		p = append(p, &journal.Channel{Name: entry.Name, Created: entry.Created, Paused: entry.Paused, Session: entry.Session})
 	}
 	return p
 }
 
 func toChannels(p []*journal.Channel) (all []catalog.Channel) {
 	for _, entry := range p {
-		all = append(all, catalog.Channel{Name: entry.GetName(), Created: entry.GetCreated(), Paused: entry.GetPaused()})
+		all = append(all, catalog.Channel{Name: entry.GetName(), Created: entry.GetCreated(), Paused: entry.GetPaused(), Session: entry.GetSession()})
 	}
 	return all
 }

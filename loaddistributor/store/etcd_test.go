@@ -77,7 +77,7 @@ func TestWhomEtcdRefuses(t *testing.T) {
 	foreign := testkit.NewAuthority(t)
 	for name, change := range map[string]func(*tls.Config){
 		"no certificate":           func(c *tls.Config) { c.Certificates = nil },
-		"a stranger's":             func(c *tls.Config) { c.Certificates = []tls.Certificate{foreign.Certificate("client").TLS} },
+		"another authority's":      func(c *tls.Config) { c.Certificates = []tls.Certificate{foreign.Certificate("client").TLS} },
 		"a server of no authority": func(c *tls.Config) { c.RootCAs = foreign.Pool },
 	} {
 		cfg := s.config()
@@ -139,7 +139,7 @@ func TestDialingEndsWithItsContext(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(testkit.Hang):
-		t.Error("it goes on")
+		t.Error("the store still works")
 	}
 }
 

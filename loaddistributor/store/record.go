@@ -143,7 +143,7 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 	switch e := e.(type) {
 	case catalog.BrokerJoined:
 		return encode("broker_joined", &journal.Broker{
-			Id: e.ID, Instance: e.Instance, Tcp: e.TCPAddress, Http: e.HTTPAddress,
+			Id: e.ID, Instance: e.Instance, Tcp: e.TCPAddress, Http: e.HTTPAddress, Mqtt: e.MQTTAddress, Mqtts: e.MQTTSAddress,
 			Hostname: e.Hostname, Version: e.Version, Mcap: e.Mcap, DataPath: e.Folder, Lock: e.Lock,
 		})
 	case catalog.BrokerAbsorbed:
@@ -165,8 +165,8 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 		return encode("broker_restored", fromBroker(e.BrokerDump))
 	case catalog.ChannelsCreated:
 		return encode("channels_created", &journal.Channels{Topic: e.Topic, Channels: fromChannels(e.Channels)})
-	case catalog.ChannelsPaused:
-		return encode("channels_paused", &journal.Channels{Topic: e.Topic, Channels: fromChannels(e.Channels)})
+	case catalog.ChannelsSet:
+		return encode("channels_set", &journal.Channels{Topic: e.Topic, Channels: fromChannels(e.Channels)})
 	case catalog.ChannelsDeleted:
 		return encode("channels_deleted", &journal.Channels{Topic: e.Topic, Channels: fromChannels(e.Channels)})
 	}
@@ -218,7 +218,7 @@ func toEvent(name string, m proto.Message) (catalog.Event, error) {
 			return catalog.BrokerRestored{BrokerDump: toBroker(m)}, nil
 		}
 		return catalog.BrokerJoined{
-			ID: m.Id, Instance: m.Instance, TCPAddress: m.Tcp, HTTPAddress: m.Http,
+			ID: m.Id, Instance: m.Instance, TCPAddress: m.Tcp, HTTPAddress: m.Http, MQTTAddress: m.Mqtt, MQTTSAddress: m.Mqtts,
 			Hostname: m.Hostname, Version: m.Version, Mcap: m.Mcap, Folder: m.DataPath, Lock: m.Lock,
 		}, nil
 	case *journal.Absorbed:
@@ -232,8 +232,8 @@ func toEvent(name string, m proto.Message) (catalog.Event, error) {
 		return toChange(m)
 	case *journal.Channels:
 		switch channels := toChannels(m.Channels); name {
-		case "channels_paused":
-			return catalog.ChannelsPaused{Topic: m.Topic, Channels: channels}, nil
+		case "channels_set":
+			return catalog.ChannelsSet{Topic: m.Topic, Channels: channels}, nil
 		case "channels_deleted":
 			return catalog.ChannelsDeleted{Topic: m.Topic, Channels: channels}, nil
 		default:

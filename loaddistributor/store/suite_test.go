@@ -134,7 +134,7 @@ func (l *leader) resign() {
 
 func joined(id string) catalog.BrokerJoined {
 	return catalog.BrokerJoined{
-		ID: id, Instance: id + "-1", TCPAddress: id + ":4150", HTTPAddress: id + ":4151", Hostname: "h", Version: "1", Mcap: 1_000_000,
+		ID: id, Instance: id + "-1", TCPAddress: id + ":4150", HTTPAddress: id + ":4151", MQTTAddress: id + ":1883", MQTTSAddress: id + ":8883", Hostname: "h", Version: "1", Mcap: 1_000_000,
 	}
 }
 
@@ -219,7 +219,7 @@ func (l *leader) appendEveryEvent() {
 	l.append(catalog.SharesUnconfirmed{Topic: "gone", Shares: []catalog.UnconfirmedShare{{Broker: "b1", Share: tokenbucket.Share{Rate: 5000, Burst: 3}}}},
 		catalog.SharesUnconfirmed{Topic: "t", Shares: []catalog.UnconfirmedShare{{Broker: "b1", Share: tokenbucket.Share{Rate: 1, Burst: 1}}}}, catalog.SharesUnconfirmed{Topic: "t"}, catalog.SharesUnconfirmed{Topic: "t", Raising: true, Vague: true})
 	l.append(catalog.ChannelsCreated{Topic: "many", Channels: []catalog.Channel{{Name: "e", Paused: true}, {Name: "f"}}},
-		catalog.ChannelsPaused{Topic: "many", Channels: []catalog.Channel{{Name: "c", Paused: true}, {Name: "e"}}},
+		catalog.ChannelsSet{Topic: "many", Channels: []catalog.Channel{{Name: "c", Paused: true}, {Name: "e", Session: "b1"}}},
 		catalog.ChannelsDeleted{Topic: "many", Channels: []catalog.Channel{{Name: "d"}}})
 }
 
@@ -317,7 +317,7 @@ func whatWasAppendedIsThereAfterwards(t *testing.T, open func() Store) {
 	third.append(catalog.Restarted{})
 }
 
-// A dump is taken while events go on.
+// A dump is taken while events arrive.
 func aDumpOfThePast(t *testing.T, open func() Store) {
 	l := lead(t, open())
 	l.append(joined("b1"))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -424,24 +425,16 @@ func (f *Fast) begin(c candidate) Action {
 	return a
 }
 
-// countOf returns a number of brokers in words.
-func countOf(brokers int) string {
-	if brokers == 1 {
-		return "1 broker"
-	}
-	return fmt.Sprintf("%d brokers", brokers)
-}
-
 func (f *Fast) measure(changed bool) Action {
 	a := Action{Plan: f.plan, Changed: changed, Measure: f.config.Step, Forecast: f.predicted}
 	if changed {
 		a.Settle = f.config.Settle
 	}
-	a.Step = countOf(f.plan.K) + ": capturing arrivals"
+	a.Step = plural.Count(f.plan.K, "broker") + ": capturing arrivals"
 	if f.test != nil {
 		late, n := f.test.Fraction()
 		a.Confidence = 1 - f.test.alpha
-		a.Step = fmt.Sprintf("%s: %s of %.0f messages late in processing", countOf(f.plan.K), Percent(late), n)
+		a.Step = fmt.Sprintf("%s: %s of %.0f messages late in processing", plural.Count(f.plan.K, "broker"), Percent(late), n)
 	}
 	return a
 }

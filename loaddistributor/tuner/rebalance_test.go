@@ -71,12 +71,12 @@ func TestAnOverloadThatLasts(t *testing.T) {
 
 func TestWhatMovesNothing(t *testing.T) {
 	for name, change := range map[string]func(second int, t *Suspect){
-		"all is well":                     func(_ int, t *Suspect) { t.Loads[0].Exceeded = 5 },
+		"all brokers are healthy":         func(_ int, t *Suspect) { t.Loads[0].Exceeded = 5 },
 		"within the budget, but not well": func(_ int, t *Suspect) { t.Loads[0].Exceeded = 9 },
 		"the bucket's fault":              func(_ int, t *Suspect) { t.Loads[0].Exceeded, t.Loads[0].Waited = 300, 295 },
 		"too little to judge":             func(_ int, t *Suspect) { t.Loads[0].Delivered, t.Loads[0].Exceeded = 99, 50 },
 		"an overload that comes and goes": func(s int, t *Suspect) { t.Loads[0].Exceeded = uint64(s / 15 % 2 * 50) },
-		"no broker has room or is well": func(_ int, t *Suspect) {
+		"no broker has room or is healthy": func(_ int, t *Suspect) {
 			t.Loads[0].Exceeded, t.Brokers[1].Allocated, t.Brokers[2].Allocated = 50, 150, 1000
 		},
 		"others are overloaded, too":        func(_ int, t *Suspect) { t.Loads[0].Exceeded, t.Loads[1].Exceeded, t.Brokers = 50, 8, t.Brokers[:2] },

@@ -93,10 +93,10 @@ func TestLossOnOneBrokerLeavesAHole(t *testing.T) {
 		expect(t, trace.Take(origin+2*second), arrivalAt(100, 1), arrivalAt(200, 2), arrivalAt(600, 1), arrivalAt(700, 2))
 		testkit.Equal(t, trace.Counts(), (Counts{Captured: 4, Lost: 5, Holed: 2}))
 	})
-	t.Run("a stranger", func(t *testing.T) {
+	t.Run("an unknown publisher", func(t *testing.T) {
 		trace := newStarted(t, "1", "2")
 		addOne(trace, "1", origin+100*ms, origin+250*ms, func(p *Piece) {
-			p.Publishers, p.Gaps, p.From = []string{"1", "stranger"}, []uint64{0, 1}, []uint32{0, 1}
+			p.Publishers, p.Gaps, p.From = []string{"1", "unknown"}, []uint64{0, 1}, []uint32{0, 1}
 		})
 		addOne(trace, "2", origin+200*ms, origin+250*ms)
 		addOne(trace, "1", origin+300*ms, origin+2*second)
@@ -151,7 +151,7 @@ func TestHolesAreFew(t *testing.T) {
 		add(t, trace, "b2", Piece{Lost: 1}, now+1)
 	}
 	if n := len(trace.holes); n > 2 {
-		t.Errorf("%d holes are kept for one that goes on", n)
+		t.Errorf("%d holes are kept for a record that continues", n)
 	}
 }
 

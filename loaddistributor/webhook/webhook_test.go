@@ -97,7 +97,7 @@ func TestFailedPostIsRepeatedThenDropped(t *testing.T) {
 	})
 }
 
-// A receiver that does not answer holds up nobody, and only the newest document waits.
+// A receiver that does not answer delays no caller, and only the newest document waits.
 func TestNewestWins(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		var got []string

@@ -325,6 +325,13 @@ func BenchmarkTrouble(b *testing.B) {
 	}
 }
 
+// With -benchtime=20x, BenchmarkLoaded gives the same for the default rule, drains and moves at 90 % load.
+func BenchmarkLoaded(b *testing.B) {
+	for _, name := range []string{"drain", "move"} {
+		b.Run(name, func(b *testing.B) { trouble(b, name, share.Default, 0.9, defaultFlex) })
+	}
+}
+
 // With -benchtime=2x, BenchmarkFlexible reports the cost and the benefit of flexible shares, by the
 // flexible part in percent.
 func BenchmarkFlexible(b *testing.B) {

@@ -58,7 +58,7 @@ type Record struct {
 	//	*Record_TopicChanging
 	//	*Record_SharesUnconfirmed
 	//	*Record_ChannelsCreated
-	//	*Record_ChannelsPaused
+	//	*Record_ChannelsSet
 	//	*Record_ChannelsDeleted
 	Kind          isRecord_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
@@ -345,10 +345,10 @@ func (x *Record) GetChannelsCreated() *Channels {
 	return nil
 }
 
-func (x *Record) GetChannelsPaused() *Channels {
+func (x *Record) GetChannelsSet() *Channels {
 	if x != nil {
-		if x, ok := x.Kind.(*Record_ChannelsPaused); ok {
-			return x.ChannelsPaused
+		if x, ok := x.Kind.(*Record_ChannelsSet); ok {
+			return x.ChannelsSet
 		}
 	}
 	return nil
@@ -475,8 +475,8 @@ type Record_ChannelsCreated struct {
 	ChannelsCreated *Channels `protobuf:"bytes,27,opt,name=channels_created,json=channelsCreated,proto3,oneof"`
 }
 
-type Record_ChannelsPaused struct {
-	ChannelsPaused *Channels `protobuf:"bytes,28,opt,name=channels_paused,json=channelsPaused,proto3,oneof"`
+type Record_ChannelsSet struct {
+	ChannelsSet *Channels `protobuf:"bytes,28,opt,name=channels_set,json=channelsSet,proto3,oneof"`
 }
 
 type Record_ChannelsDeleted struct {
@@ -537,7 +537,7 @@ func (*Record_SharesUnconfirmed) isRecord_Kind() {}
 
 func (*Record_ChannelsCreated) isRecord_Kind() {}
 
-func (*Record_ChannelsPaused) isRecord_Kind() {}
+func (*Record_ChannelsSet) isRecord_Kind() {}
 
 func (*Record_ChannelsDeleted) isRecord_Kind() {}
 
@@ -806,14 +806,17 @@ type Broker struct {
 	Forced    bool     `protobuf:"varint,10,opt,name=forced,proto3" json:"forced,omitempty"`
 	Leftovers []string `protobuf:"bytes,11,rep,name=leftovers,proto3" json:"leftovers,omitempty"`
 	LeftAt    uint64   `protobuf:"varint,12,opt,name=left_at,json=leftAt,proto3" json:"left_at,omitempty"`
-	// Stands over mcap, msg/s. 0: nothing does.
+	// Replaces mcap, msg/s. 0: the broker was not calibrated.
 	Calibrated int64     `protobuf:"varint,13,opt,name=calibrated,proto3" json:"calibrated,omitempty"`
 	Absorbed   *Absorbed `protobuf:"bytes,14,opt,name=absorbed,proto3" json:"absorbed,omitempty"`
 	DataPath   string    `protobuf:"bytes,15,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
 	Lock       string    `protobuf:"bytes,16,opt,name=lock,proto3" json:"lock,omitempty"`
 	// As broker_noted says.
-	Forgotten     bool `protobuf:"varint,17,opt,name=forgotten,proto3" json:"forgotten,omitempty"`
-	Strict        bool `protobuf:"varint,18,opt,name=strict,proto3" json:"strict,omitempty"`
+	Forgotten bool `protobuf:"varint,17,opt,name=forgotten,proto3" json:"forgotten,omitempty"`
+	Strict    bool `protobuf:"varint,18,opt,name=strict,proto3" json:"strict,omitempty"`
+	// For MQTT, without and with TLS; empty: none.
+	Mqtt          string `protobuf:"bytes,19,opt,name=mqtt,proto3" json:"mqtt,omitempty"`
+	Mqtts         string `protobuf:"bytes,20,opt,name=mqtts,proto3" json:"mqtts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -974,6 +977,20 @@ func (x *Broker) GetStrict() bool {
 	return false
 }
 
+func (x *Broker) GetMqtt() string {
+	if x != nil {
+		return x.Mqtt
+	}
+	return ""
+}
+
+func (x *Broker) GetMqtts() string {
+	if x != nil {
+		return x.Mqtts
+	}
+	return ""
+}
+
 // Channels are of a topic.
 type Channels struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1031,8 +1048,10 @@ type Channel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The version at which it was created. Not of an event.
-	Created       uint64 `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
-	Paused        bool   `protobuf:"varint,3,opt,name=paused,proto3" json:"paused,omitempty"`
+	Created uint64 `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
+	Paused  bool   `protobuf:"varint,3,opt,name=paused,proto3" json:"paused,omitempty"`
+	// The broker with the latest kept session of the MQTT client whose channel this is.
+	Session       string `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1086,6 +1105,13 @@ func (x *Channel) GetPaused() bool {
 		return x.Paused
 	}
 	return false
+}
+
+func (x *Channel) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
 }
 
 type Absorbed struct {
@@ -2231,7 +2257,7 @@ var File_srtm_journal_journal_proto protoreflect.FileDescriptor
 
 const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\n" +
-	"\x1asrtm/journal/journal.proto\x12\fsrtm.journal\"\xa6\x0e\n" +
+	"\x1asrtm/journal/journal.proto\x12\fsrtm.journal\"\xa0\x0e\n" +
 	"\x06Record\x12;\n" +
 	"\rbroker_joined\x18\x01 \x01(\v2\x14.srtm.journal.BrokerH\x00R\fbrokerJoined\x126\n" +
 	"\vbroker_left\x18\x02 \x01(\v2\x13.srtm.journal.EventH\x00R\n" +
@@ -2263,8 +2289,8 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x05topic\x18\x18 \x01(\v2\x12.srtm.journal.KeptH\x00R\x05topic\x12=\n" +
 	"\x0etopic_changing\x18\x19 \x01(\v2\x14.srtm.journal.ChangeH\x00R\rtopicChanging\x12J\n" +
 	"\x12shares_unconfirmed\x18\x1a \x01(\v2\x19.srtm.journal.UnconfirmedH\x00R\x11sharesUnconfirmed\x12C\n" +
-	"\x10channels_created\x18\x1b \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0fchannelsCreated\x12A\n" +
-	"\x0fchannels_paused\x18\x1c \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0echannelsPaused\x12C\n" +
+	"\x10channels_created\x18\x1b \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0fchannelsCreated\x12;\n" +
+	"\fchannels_set\x18\x1c \x01(\v2\x16.srtm.journal.ChannelsH\x00R\vchannelsSet\x12C\n" +
 	"\x10channels_deleted\x18\x1d \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0fchannelsDeletedB\x06\n" +
 	"\x04kind\"\x84\x02\n" +
 	"\x05Event\x12\x14\n" +
@@ -2288,7 +2314,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x1d\n" +
 	"\n" +
 	"rate_milli\x18\x02 \x01(\x03R\trateMilli\x12\x14\n" +
-	"\x05burst\x18\x03 \x01(\x03R\x05burst\"\xe8\x03\n" +
+	"\x05burst\x18\x03 \x01(\x03R\x05burst\"\x92\x04\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x10\n" +
@@ -2310,14 +2336,17 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\tdata_path\x18\x0f \x01(\tR\bdataPath\x12\x12\n" +
 	"\x04lock\x18\x10 \x01(\tR\x04lock\x12\x1c\n" +
 	"\tforgotten\x18\x11 \x01(\bR\tforgotten\x12\x16\n" +
-	"\x06strict\x18\x12 \x01(\bR\x06strict\"S\n" +
+	"\x06strict\x18\x12 \x01(\bR\x06strict\x12\x12\n" +
+	"\x04mqtt\x18\x13 \x01(\tR\x04mqtt\x12\x14\n" +
+	"\x05mqtts\x18\x14 \x01(\tR\x05mqtts\"S\n" +
 	"\bChannels\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x121\n" +
-	"\bchannels\x18\x02 \x03(\v2\x15.srtm.journal.ChannelR\bchannels\"O\n" +
+	"\bchannels\x18\x02 \x03(\v2\x15.srtm.journal.ChannelR\bchannels\"i\n" +
 	"\aChannel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\acreated\x18\x02 \x01(\x04R\acreated\x12\x16\n" +
-	"\x06paused\x18\x03 \x01(\bR\x06paused\"v\n" +
+	"\x06paused\x18\x03 \x01(\bR\x06paused\x12\x18\n" +
+	"\asession\x18\x04 \x01(\tR\asession\"v\n" +
 	"\bAbsorbed\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x1d\n" +
 	"\n" +
@@ -2497,7 +2526,7 @@ var file_srtm_journal_journal_proto_depIdxs = []int32{
 	9,  // 24: srtm.journal.Record.topic_changing:type_name -> srtm.journal.Change
 	2,  // 25: srtm.journal.Record.shares_unconfirmed:type_name -> srtm.journal.Unconfirmed
 	5,  // 26: srtm.journal.Record.channels_created:type_name -> srtm.journal.Channels
-	5,  // 27: srtm.journal.Record.channels_paused:type_name -> srtm.journal.Channels
+	5,  // 27: srtm.journal.Record.channels_set:type_name -> srtm.journal.Channels
 	5,  // 28: srtm.journal.Record.channels_deleted:type_name -> srtm.journal.Channels
 	3,  // 29: srtm.journal.Unconfirmed.shares:type_name -> srtm.journal.UnconfirmedShare
 	7,  // 30: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
@@ -2564,7 +2593,7 @@ func file_srtm_journal_journal_proto_init() {
 		(*Record_TopicChanging)(nil),
 		(*Record_SharesUnconfirmed)(nil),
 		(*Record_ChannelsCreated)(nil),
-		(*Record_ChannelsPaused)(nil),
+		(*Record_ChannelsSet)(nil),
 		(*Record_ChannelsDeleted)(nil),
 	}
 	type x struct{}

@@ -2591,7 +2591,10 @@ type Broker struct {
 	// none in the last ten minutes. The leader knows.
 	Refused *RefusedProcess `protobuf:"bytes,20,opt,name=refused,proto3" json:"refused,omitempty"`
 	// The data folder of the process that the id belongs to, for people.
-	DataPath      string `protobuf:"bytes,21,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
+	DataPath string `protobuf:"bytes,21,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
+	// host:port that MQTT clients dial, without and with TLS; empty: it does not listen there.
+	MqttAddress   string `protobuf:"bytes,22,opt,name=mqtt_address,json=mqttAddress,proto3" json:"mqtt_address,omitempty"`
+	MqttsAddress  string `protobuf:"bytes,23,opt,name=mqtts_address,json=mqttsAddress,proto3" json:"mqtts_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2741,6 +2744,20 @@ func (x *Broker) GetRefused() *RefusedProcess {
 func (x *Broker) GetDataPath() string {
 	if x != nil {
 		return x.DataPath
+	}
+	return ""
+}
+
+func (x *Broker) GetMqttAddress() string {
+	if x != nil {
+		return x.MqttAddress
+	}
+	return ""
+}
+
+func (x *Broker) GetMqttsAddress() string {
+	if x != nil {
+		return x.MqttsAddress
 	}
 	return ""
 }
@@ -5146,7 +5163,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\afirings\x18\x02 \x01(\rR\afirings\x12\x14\n" +
 	"\x05joint\x18\x03 \x01(\rR\x05joint\x12\x1a\n" +
 	"\bexpected\x18\x04 \x01(\x01R\bexpected\x12/\n" +
-	"\x05width\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05width\"\xa3\x04\n" +
+	"\x05width\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05width\"\xeb\x04\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtcp_address\x18\x02 \x01(\tR\n" +
@@ -5167,7 +5184,9 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"safeToStop\x12!\n" +
 	"\foffered_rate\x18\x0f \x01(\x01R\vofferedRate\x121\n" +
 	"\arefused\x18\x14 \x01(\v2\x17.srtm.v1.RefusedProcessR\arefused\x12\x1b\n" +
-	"\tdata_path\x18\x15 \x01(\tR\bdataPath\"\xb0\x01\n" +
+	"\tdata_path\x18\x15 \x01(\tR\bdataPath\x12!\n" +
+	"\fmqtt_address\x18\x16 \x01(\tR\vmqttAddress\x12#\n" +
+	"\rmqtts_address\x18\x17 \x01(\tR\fmqttsAddress\"\xb0\x01\n" +
 	"\x0eRefusedProcess\x12\x1f\n" +
 	"\vtcp_address\x18\x01 \x01(\tR\n" +
 	"tcpAddress\x12\x1a\n" +

@@ -30,8 +30,11 @@ const (
 	ChannelChange_CHANNEL_CHANGE_DELETE      ChannelChange = 2
 	ChannelChange_CHANNEL_CHANGE_PAUSE       ChannelChange = 3
 	ChannelChange_CHANNEL_CHANGE_UNPAUSE     ChannelChange = 4
-	// Delete the channels, unless a broker reports consumers of one of them.
+	// Delete the channels, unless a broker reports consumers of one of them, or another broker has claimed
+	// one of them.
 	ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED ChannelChange = 5
+	// The broker keeps the latest session of the MQTT client whose channels these are.
+	ChannelChange_CHANNEL_CHANGE_CLAIM ChannelChange = 6
 )
 
 // Enum value maps for ChannelChange.
@@ -43,6 +46,7 @@ var (
 		3: "CHANNEL_CHANGE_PAUSE",
 		4: "CHANNEL_CHANGE_UNPAUSE",
 		5: "CHANNEL_CHANGE_DELETE_UNUSED",
+		6: "CHANNEL_CHANGE_CLAIM",
 	}
 	ChannelChange_value = map[string]int32{
 		"CHANNEL_CHANGE_UNSPECIFIED":   0,
@@ -51,6 +55,7 @@ var (
 		"CHANNEL_CHANGE_PAUSE":         3,
 		"CHANNEL_CHANGE_UNPAUSE":       4,
 		"CHANNEL_CHANGE_DELETE_UNUSED": 5,
+		"CHANNEL_CHANGE_CLAIM":         6,
 	}
 )
 
@@ -291,7 +296,10 @@ type BrokerHello struct {
 	// known.
 	Lock string `protobuf:"bytes,21,opt,name=lock,proto3" json:"lock,omitempty"`
 	// It has never been in a cluster, and so holds nothing of one: its folder is new.
-	Fresh         bool `protobuf:"varint,22,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	Fresh bool `protobuf:"varint,22,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	// host:port that MQTT clients dial, without and with TLS; empty: it does not listen there.
+	MqttAddress   string `protobuf:"bytes,23,opt,name=mqtt_address,json=mqttAddress,proto3" json:"mqtt_address,omitempty"`
+	MqttsAddress  string `protobuf:"bytes,24,opt,name=mqtts_address,json=mqttsAddress,proto3" json:"mqtts_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -429,6 +437,20 @@ func (x *BrokerHello) GetFresh() bool {
 		return x.Fresh
 	}
 	return false
+}
+
+func (x *BrokerHello) GetMqttAddress() string {
+	if x != nil {
+		return x.MqttAddress
+	}
+	return ""
+}
+
+func (x *BrokerHello) GetMqttsAddress() string {
+	if x != nil {
+		return x.MqttsAddress
+	}
+	return ""
 }
 
 // BrokerReport lists every topic of the broker, idle ones too: a topic that is
@@ -1398,8 +1420,8 @@ func (x *ChannelFault) GetError() string {
 }
 
 // ChannelRequest: clients of this broker have created channels of a topic, or ask for another
-// change of them. Repeating it is harmless. A broker without the topic may only delete channels of
-// MQTT clients ("mqtt.*").
+// change of them. Repeating it is harmless. A broker without the topic may only claim and delete
+// channels of MQTT clients ("mqtt.*").
 type ChannelRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Echoed in the ChannelAnswer.
@@ -1476,7 +1498,7 @@ type ChannelAnswer struct {
 	Request uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
 	// Empty when done. TOPIC_UNKNOWN: the catalog does not have the topic on this broker;
 	// TOO_MANY_CHANNELS: of the channels, those in `refused` were not created; CHANNEL_IN_USE: a
-	// channel has consumers; FAILED.
+	// channel has consumers, or another broker has claimed it; FAILED.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// For people.
 	Error         string   `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
@@ -2301,7 +2323,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"seekResult\x12B\n" +
 	"\x0fchannel_request\x18\a \x01(\v2\x17.srtm.v1.ChannelRequestH\x00R\x0echannelRequest\x12E\n" +
 	"\x10channels_applied\x18\b \x01(\v2\x18.srtm.v1.ChannelsAppliedH\x00R\x0fchannelsAppliedB\t\n" +
-	"\amessage\"\xa8\x03\n" +
+	"\amessage\"\xf0\x03\n" +
 	"\vBrokerHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x1f\n" +
@@ -2321,7 +2343,9 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x05stamp\x18\r \x01(\x04R\x05stamp\x12\x1b\n" +
 	"\tdata_path\x18\x14 \x01(\tR\bdataPath\x12\x12\n" +
 	"\x04lock\x18\x15 \x01(\tR\x04lock\x12\x14\n" +
-	"\x05fresh\x18\x16 \x01(\bR\x05fresh\"U\n" +
+	"\x05fresh\x18\x16 \x01(\bR\x05fresh\x12!\n" +
+	"\fmqtt_address\x18\x17 \x01(\tR\vmqttAddress\x12#\n" +
+	"\rmqtts_address\x18\x18 \x01(\tR\fmqttsAddress\"U\n" +
 	"\fBrokerReport\x12+\n" +
 	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\x12\x18\n" +
 	"\achanges\x18\x02 \x01(\bR\achanges\"\xa0\x02\n" +
@@ -2460,14 +2484,15 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error*\xbd\x01\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error*\xd7\x01\n" +
 	"\rChannelChange\x12\x1e\n" +
 	"\x1aCHANNEL_CHANGE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CHANNEL_CHANGE_CREATE\x10\x01\x12\x19\n" +
 	"\x15CHANNEL_CHANGE_DELETE\x10\x02\x12\x18\n" +
 	"\x14CHANNEL_CHANGE_PAUSE\x10\x03\x12\x1a\n" +
 	"\x16CHANNEL_CHANGE_UNPAUSE\x10\x04\x12 \n" +
-	"\x1cCHANNEL_CHANGE_DELETE_UNUSED\x10\x052R\n" +
+	"\x1cCHANNEL_CHANGE_DELETE_UNUSED\x10\x05\x12\x18\n" +
+	"\x14CHANNEL_CHANGE_CLAIM\x10\x062R\n" +
 	"\rBrokerService\x12A\n" +
 	"\aSession\x12\x16.srtm.v1.BrokerMessage\x1a\x1a.srtm.v1.ControllerMessage(\x010\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 

@@ -39,7 +39,10 @@ type Assignment struct {
 	Unknown bool `protobuf:"varint,6,opt,name=unknown,proto3" json:"unknown,omitempty"`
 	// The topic is paced: the publisher may send PACE, which its broker knows if it is of
 	// this release.
-	Pacing        bool `protobuf:"varint,7,opt,name=pacing,proto3" json:"pacing,omitempty"`
+	Pacing bool `protobuf:"varint,7,opt,name=pacing,proto3" json:"pacing,omitempty"`
+	// Where the broker listens for MQTT, without and with TLS; empty: it does not.
+	MqttAddress   string `protobuf:"bytes,8,opt,name=mqtt_address,json=mqttAddress,proto3" json:"mqtt_address,omitempty"`
+	MqttsAddress  string `protobuf:"bytes,9,opt,name=mqtts_address,json=mqttsAddress,proto3" json:"mqtts_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -121,6 +124,20 @@ func (x *Assignment) GetPacing() bool {
 		return x.Pacing
 	}
 	return false
+}
+
+func (x *Assignment) GetMqttAddress() string {
+	if x != nil {
+		return x.MqttAddress
+	}
+	return ""
+}
+
+func (x *Assignment) GetMqttsAddress() string {
+	if x != nil {
+		return x.MqttsAddress
+	}
+	return ""
 }
 
 type ResolveRequest struct {
@@ -447,7 +464,7 @@ var File_srtm_v1_placement_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_placement_proto_rawDesc = "" +
 	"\n" +
-	"\x17srtm/v1/placement.proto\x12\asrtm.v1\"\xd8\x01\n" +
+	"\x17srtm/v1/placement.proto\x12\asrtm.v1\"\xa0\x02\n" +
 	"\n" +
 	"Assignment\x12!\n" +
 	"\fpublisher_id\x18\x01 \x01(\tR\vpublisherId\x12\x1b\n" +
@@ -457,7 +474,9 @@ const file_srtm_v1_placement_proto_rawDesc = "" +
 	"\fhttp_address\x18\x04 \x01(\tR\vhttpAddress\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x18\n" +
 	"\aunknown\x18\x06 \x01(\bR\aunknown\x12\x16\n" +
-	"\x06pacing\x18\a \x01(\bR\x06pacing\"y\n" +
+	"\x06pacing\x18\a \x01(\bR\x06pacing\x12!\n" +
+	"\fmqtt_address\x18\b \x01(\tR\vmqttAddress\x12#\n" +
+	"\rmqtts_address\x18\t \x01(\tR\fmqttsAddress\"y\n" +
 	"\x0eResolveRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12!\n" +
 	"\fpublisher_id\x18\x02 \x01(\tR\vpublisherId\x12\x16\n" +
