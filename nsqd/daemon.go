@@ -133,7 +133,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	}
 	node := opts.node(address(d.listeners.tcp), address(d.listeners.http))
 	if opts.conn.Forward != nil {
-		opts.conn.Forward.SetBrokerID(node.BrokerID)
+		opts.conn.Forward.SetBroker(node.BrokerID, advertised(node.BroadcastAddress, d.listeners.tcp, node.BroadcastTCPPort))
 	}
 	if d.announcer, err = lookupd.New(d.lookupdConfig(node), opts.lookupds); err != nil {
 		return nil, lifecycle.UsageError{Err: err}
@@ -183,8 +183,11 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		}
 		membership := opts.agent
 		membership.BrokerID, membership.Version = node.BrokerID, node.Release
-		membership.TCPAddress = net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.BroadcastTCPPort))
-		membership.HTTPAddress = net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.BroadcastHTTPPort))
+		host := node.BroadcastAddress
+		membership.TCPAddress = advertised(host, d.listeners.tcp, node.BroadcastTCPPort)
+		membership.HTTPAddress = net.JoinHostPort(host, strconv.Itoa(node.BroadcastHTTPPort))
+		membership.MQTTAddress = advertised(host, d.listeners.mqtt, opts.addresses.broadcastMQTTPort)
+		membership.MQTTSAddress = advertised(host, d.listeners.mqtts, opts.addresses.broadcastMQTTSPort)
 		if membership.Durability = opts.durabilityOf(); d.jetstream != nil {
 			membership.TakeOver = d.broker.TakeOver
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"flag"
@@ -8,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"strconv"
 
 	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/faults"
@@ -20,6 +22,8 @@ type addresses struct {
 	mqtt, mqtts                         string // empty: none
 	broadcast                           string // host; empty: the hostname
 	broadcastTCPPort, broadcastHTTPPort int    // 0: the ports of tcp and http
+	broadcastMQTTPort                   int    // 0: the port of mqtt
+	broadcastMQTTSPort                  int    // 0: the port of mqtts
 	console                             bool   // serve the web console
 	maxHTTP                             int    // connections; 0: set by fit, like conn.MaxConnections
 }
@@ -35,6 +39,8 @@ func (a *addresses) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&a.broadcast, "broadcast-address", "", "`host` that clients are told to dial (default the hostname)")
 	fs.IntVar(&a.broadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients are told to dial (default the port of --tcp-address)")
 	fs.IntVar(&a.broadcastHTTPPort, "broadcast-http-port", 0, "HTTP `port` that clients are told to dial (default the port of --http-address)")
+	fs.IntVar(&a.broadcastMQTTPort, "broadcast-mqtt-port", 0, "MQTT `port` that clients are told to dial (default the port of --mqtt-address)")
+	fs.IntVar(&a.broadcastMQTTSPort, "broadcast-mqtts-port", 0, "`port` that MQTT clients with TLS are told to dial (default the port of --mqtts-address)")
 	fs.BoolVar(&a.console, "console", true, "serve the web console of a standalone broker at /ui/ of --admin-http-address, or else of every HTTP address")
 }
 
@@ -51,6 +57,8 @@ func (a *addresses) CheckFlags(managed bool) error {
 	errs.If(a.maxHTTP < 0, "--max-http-connections %d is negative", a.maxHTTP)
 	errs.Add(faults.Within("broadcast-tcp-port", a.broadcastTCPPort, 0, math.MaxUint16))
 	errs.Add(faults.Within("broadcast-http-port", a.broadcastHTTPPort, 0, math.MaxUint16))
+	errs.Add(faults.Within("broadcast-mqtt-port", a.broadcastMQTTPort, 0, math.MaxUint16))
+	errs.Add(faults.Within("broadcast-mqtts-port", a.broadcastMQTTSPort, 0, math.MaxUint16))
 	if managed {
 		errs.If(conn.IsPath(a.tcp) && a.broadcastTCPPort == 0, "--loaddistributor-address needs a TCP port to advertise, and --tcp-address has none")
 		errs.If((a.http == "" || conn.IsPath(a.http)) && a.broadcastHTTPPort == 0, "--loaddistributor-address needs an HTTP port to advertise, and --http-address has none")
@@ -150,6 +158,16 @@ func address(ln net.Listener) net.Addr {
 
 // port returns the port of ln; -1: none.
 func port(ln net.Listener) int { return conn.Port(address(ln)) }
+
+// advertised returns the address that clients of ln are told to dial, or "" without a port. broadcast is the
+// port of a flag; 0: the port of ln.
+func advertised(host string, ln net.Listener, broadcast int) string {
+	p := cmp.Or(broadcast, port(ln))
+	if ln == nil || p < 0 {
+		return ""
+	}
+	return net.JoinHostPort(host, strconv.Itoa(p))
+}
 
 // name returns the address of ln for display.
 func name(ln net.Listener) string {

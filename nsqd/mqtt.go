@@ -30,7 +30,7 @@ const willsWithin = 2 * time.Second
 func (d *nsqd) mqttConfig() mqtt.Config {
 	config := d.opts.mqtt
 	config.Folder, config.Log = filepath.Join(d.opts.dataPath, "mqtt"), d.log
-	config.Publish, config.DeleteChannel = d.publishWill, d.deleteChannel
+	config.Publish, config.ClaimChannel, config.DeleteChannel = d.publishWill, d.claimChannel, d.deleteChannel
 	return config
 }
 
@@ -64,6 +64,18 @@ func (d *nsqd) publishWill(ctx context.Context, clientID, owner string, w *nsq.W
 		return pending.Verdict(nsq.OpPub.Failed())
 	}
 	return conn.Refusal([]byte(w.Topic), err)
+}
+
+// claimChannel is mqtt.Config.ClaimChannel. A broker without a control plane keeps all sessions of its topics.
+func (d *nsqd) claimChannel(ctx context.Context, topic, channel string) error {
+	if !d.opts.managed() {
+		return nil
+	}
+	err := d.control.ChangeChannel(ctx, topic, channel, srtmv1.ChannelChange_CHANNEL_CHANGE_CLAIM)
+	if errors.Is(err, agent.ErrTopicUnknown) {
+		return nil
+	}
+	return err
 }
 
 // deleteChannel is mqtt.Config.DeleteChannel. In a cluster the control plane deletes the channel, because

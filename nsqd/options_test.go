@@ -74,6 +74,7 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--max-backdating=1001ms", []string{"--max-backdating 1.001s is outside [0, 1s]"}},
 		{"--drain-timeout=30s", []string{"--drain-timeout 30s", "27s"}},
 		{"--broadcast-tcp-port=70000", []string{"70000"}},
+		{"--broadcast-mqtt-port=-1 --broadcast-mqtts-port=70001", []string{"-1", "70001"}},
 		{"--loaddistributor-address=x:1 --mcap=0 --topic-limit=t:1:1", []string{"--mcap 0", "--topic-limit"}},
 		{"--topic-limit=t", []string{"topic:rate:burst"}},
 		{"--topic-limit=bad*name:1:1", []string{`"bad*name"`}},

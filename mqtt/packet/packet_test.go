@@ -83,7 +83,7 @@ func FuzzParse(f *testing.F) {
 				}
 				_, _ = ParseDisconnect(body)
 				_, _, _ = ParsePuback(body)
-				kinds, in = append(kinds, kind), in[n:]
+				kinds, in = append(kinds, byte(kind)), in[n:]
 			}
 		}
 		whole, _, failed := walk(in)

@@ -401,9 +401,6 @@ func describe(op *nsq.Op) string {
 			if f.NoLocal {
 				b.WriteString(" nolocal")
 			}
-			if f.RetainAsPublished {
-				b.WriteString(" retain-as-published")
-			}
 		}
 	case nsq.OpDisconnect:
 		fmt.Fprintf(&b, " will=%v expiry=%v", x.PublishWill, x.SessionExpiry)

@@ -14,7 +14,6 @@ type Config struct {
 	MaxPacketSize    int
 	MaxInflight      int           // QoS 1 messages on their way in each direction
 	MaxSessionExpiry time.Duration // a longer expiry is reduced to MaxSessionExpiry
-	MaxKeepAlive     time.Duration // for 5.0 clients; 0: the client decides
 	ConnectTimeout   time.Duration // from the connection's start to an accepted CONNECT
 	MaxFilters       int           // subscriptions of a session
 	MaxSources       int           // topics of all subscriptions of a session together
@@ -44,7 +43,6 @@ func (c *Config) Validate() error {
 	errs.If(c.MaxInflight < 1 || c.MaxInflight > maxInflight, "--mqtt-max-inflight %d is outside [1, %d]", c.MaxInflight, maxInflight)
 	const year = 365 * 24 * time.Hour
 	errs.If(c.MaxSessionExpiry < 0 || c.MaxSessionExpiry > year, "--mqtt-max-session-expiry %v is outside [0, %v]", c.MaxSessionExpiry, year)
-	errs.If(c.MaxKeepAlive < 0 || c.MaxKeepAlive > math.MaxUint16*time.Second, "keep alive %v is outside [0, %v]", c.MaxKeepAlive, math.MaxUint16*time.Second)
 	errs.If(c.ConnectTimeout <= 0, "a connect timeout of %v", c.ConnectTimeout)
 	const maxFilters = 1 << 12 // a SUBACK has a byte for each filter
 	errs.If(c.MaxFilters < 1 || c.MaxFilters > maxFilters, "%d filters are outside [1, %d]", c.MaxFilters, maxFilters)

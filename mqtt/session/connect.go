@@ -6,77 +6,71 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/mqtt/names"
+	"github.com/srtm-io/srtm/mqtt/packet"
 	nsq "github.com/srtm-io/srtm/nsq/session"
 )
 
-// Protocol levels.
-const (
-	version311 = 4
-	version5   = 5
-)
-
 // connect decodes a CONNECT.
-func (s *Session) connect(r *reader, op *nsq.Op) *Error {
-	protocol, version := r.binary(), r.byte()
+func (s *Session) connect(r *packet.Reader, op *nsq.Op) *Error {
+	protocol, version := r.Binary(), r.Byte()
 	switch {
-	case r.failed || string(protocol) != "MQTT" && string(protocol) != "MQIsdp":
+	case r.Failed || string(protocol) != "MQTT" && string(protocol) != "MQIsdp":
 		return malformed("CONNECT does not begin with the protocol name MQTT")
-	case string(protocol) != "MQTT" || version < version311:
-		s.version = version311 // for the form of the refusal
+	case string(protocol) != "MQTT" || version < packet.V311:
+		s.version = packet.V311 // for the form of the refusal
 		return &Error{Reason: UnsupportedVersion, Text: "the client speaks a version before MQTT 3.1.1"}
-	case version > version5:
-		s.version = version5
+	case version > packet.V5:
+		s.version = packet.V5
 		return &Error{Reason: UnsupportedVersion, Text: "the client speaks a version after MQTT 5.0"}
 	}
 	s.version, s.connectedAt = version, s.wall
-	c := &nsq.Connect{Version: version}
-	flags := r.byte()
-	c.CleanStart = flags&2 != 0
-	s.keepAlive = time.Duration(r.uint16()) * time.Second
+	flags := r.Byte()
+	c := &nsq.Connect{CleanStart: flags&2 != 0}
+	s.keepAlive = time.Duration(r.Uint16()) * time.Second
 	var p properties
-	if version == version5 {
-		if err := r.properties(connect, &p); err != nil {
+	if version == packet.V5 {
+		if err := readProperties(r, packet.Connect, &p); err != nil {
 			return err
 		}
 	}
-	s.terse = p.has(problemInfo) && p.values[problemInfo] == 0 || p.has(maximumPacket) && p.values[maximumPacket] < 2*maxReasonText
-	id := r.text()
+	s.terse = p.has(packet.ProblemInfo) && p.values[packet.ProblemInfo] == 0 || p.has(packet.MaximumPacket) && p.values[packet.MaximumPacket] < 2*maxReasonText
+	id := r.Text()
 	hasWill, willQoS, willRetain := flags&4 != 0, flags>>3&3, flags&32 != 0
 	hasUser, hasPassword := flags&128 != 0, flags&64 != 0
-	if flags&1 != 0 || !hasWill && (willQoS > 0 || willRetain) || willQoS == 3 || version == version311 && hasPassword && !hasUser {
+	if flags&1 != 0 || !hasWill && (willQoS > 0 || willRetain) || willQoS == 3 || version == packet.V311 && hasPassword && !hasUser {
 		return malformed("CONNECT has the invalid flags 0x%02X", flags)
 	}
 	var will nsq.Will
 	var willTopic []byte
 	var willProperties properties
 	if hasWill {
-		if version == version5 {
-			if err := r.properties(0, &willProperties); err != nil {
+		if version == packet.V5 {
+			if err := readProperties(r, 0, &willProperties); err != nil {
 				return err
 			}
-			will.Delay = seconds(willProperties.values[willDelay])
+			will.Delay = seconds(willProperties.values[packet.WillDelay])
 		}
-		willTopic, will.Body, will.QoS = r.text(), r.binary(), willQoS
+		willTopic, will.Body, will.QoS = r.Text(), r.Binary(), willQoS
 	}
 	if hasUser {
-		c.UserName = string(r.text())
+		c.UserName = string(r.Text())
 	}
 	if hasPassword {
-		c.Password = append([]byte{}, r.binary()...)
+		c.Password = append([]byte{}, r.Binary()...)
 	}
-	if r.failed || len(r.rest) > 0 {
-		return misfit(connect)
+	if r.Failed || len(r.Rest) > 0 {
+		return misfit(packet.Connect)
 	}
 	switch {
 	case len(id) > nsq.MaxIdentityText:
 		return &Error{Reason: BadClientID, Text: "the client id is longer than 256 bytes"}
-	case len(id) == 0 && version == version311 && !c.CleanStart:
+	case len(id) == 0 && version == packet.V311 && !c.CleanStart:
 		return &Error{Reason: BadClientID, Text: "a session without client id cannot be kept"}
-	case p.has(authMethod):
+	case p.has(packet.AuthMethod):
 		return &Error{Reason: BadAuthMethod, Text: "the server has no authentication methods"}
-	case p.has(authData):
+	case p.has(packet.AuthData):
 		return violation("authentication data without a method")
-	case willRetain && version == version5:
+	case willRetain && version == packet.V5:
 		return &Error{Reason: RetainUnsupported, Text: "the server retains no messages"}
 	case willQoS == 2:
 		return &Error{Reason: QoSUnsupported, Text: "the server has no QoS 2"}
@@ -90,26 +84,23 @@ func (s *Session) connect(r *reader, op *nsq.Op) *Error {
 		c.Will = &will
 	}
 	switch {
-	case version == version5:
-		c.Expiry = seconds(p.values[sessionExpiry])
+	case version == packet.V5:
+		c.Expiry = seconds(p.values[packet.SessionExpiry])
 	case !c.CleanStart:
 		c.Expiry = math.MaxInt64
 	}
 	s.shortened = c.Expiry > s.cfg.MaxSessionExpiry
 	c.Expiry = min(c.Expiry, s.cfg.MaxSessionExpiry)
 	s.expiry = c.Expiry
-	if limit := s.cfg.MaxKeepAlive; version == version5 && limit > 0 && (s.keepAlive == 0 || s.keepAlive > limit) {
-		s.keepAlive, s.ownKeepAlive = limit, true
-	}
-	c.KeepAlive, c.Redirect = s.keepAlive, p.redirect
 	s.window = uint16(s.cfg.MaxInflight)
-	if p.has(receiveMaximum) {
-		s.window = min(s.window, uint16(p.values[receiveMaximum]))
+	if p.has(packet.ReceiveMaximum) {
+		s.window = min(s.window, uint16(p.values[packet.ReceiveMaximum]))
 	}
 	s.maxPacket = math.MaxInt32
-	if p.has(maximumPacket) {
-		s.maxPacket = int32(min(p.values[maximumPacket], math.MaxInt32))
+	if p.has(packet.MaximumPacket) {
+		s.maxPacket = int32(min(p.values[packet.MaximumPacket], math.MaxInt32))
 	}
+	c.Redirect = p.redirect && s.maxPacket >= maxReferral
 	s.extra.Connect = c
 	op.Kind, op.MQTT = nsq.OpConnect, &s.extra
 	s.state = connecting
@@ -160,13 +151,13 @@ func (s *Session) answerConnect(c *nsq.Connect, err error) {
 	s.channel = names.ClientChannel(s.clientID, s.expiry == 0 && !c.Present)
 	s.resolveAll()
 	s.state = open
-	s.out = appendPacket(s.out, connack, func(dst []byte) []byte {
+	s.out = appendPacket(s.out, packet.Connack, func(dst []byte) []byte {
 		present := byte(0)
 		if c.Present {
 			present = 1
 		}
 		dst = append(dst, present, byte(Success))
-		if s.version != version5 {
+		if s.version != packet.V5 {
 			return dst
 		}
 		return appendSized(dst, func(dst []byte) []byte { return s.appendGrants(dst, assigned) })
@@ -177,27 +168,24 @@ func (s *Session) answerConnect(c *nsq.Connect, err error) {
 // identifiers are available by default.
 func (s *Session) appendGrants(dst []byte, assigned bool) []byte {
 	if s.shortened {
-		dst = binary.BigEndian.AppendUint32(append(dst, byte(sessionExpiry)), uint32(s.expiry/time.Second))
+		dst = binary.BigEndian.AppendUint32(append(dst, byte(packet.SessionExpiry)), uint32(s.expiry/time.Second))
 	}
-	dst = binary.BigEndian.AppendUint16(append(dst, byte(receiveMaximum)), uint16(s.cfg.MaxInflight))
-	dst = append(dst, byte(maximumQoS), 1, byte(retainAvailable), 0)
-	dst = binary.BigEndian.AppendUint32(append(dst, byte(maximumPacket)), uint32(s.cfg.MaxPacketSize))
+	dst = binary.BigEndian.AppendUint16(append(dst, byte(packet.ReceiveMaximum)), uint16(s.cfg.MaxInflight))
+	dst = append(dst, byte(packet.MaximumQoS), 1, byte(packet.RetainAvailable), 0)
+	dst = binary.BigEndian.AppendUint32(append(dst, byte(packet.MaximumPacket)), uint32(s.cfg.MaxPacketSize))
 	if assigned {
-		dst = appendText(append(dst, byte(assignedClient)), s.clientID)
+		dst = packet.AppendText(append(dst, byte(packet.AssignedClient)), s.clientID)
 	}
 	if s.cfg.MaxAliases > 0 {
-		dst = binary.BigEndian.AppendUint16(append(dst, byte(aliasMaximum)), uint16(s.cfg.MaxAliases))
-	}
-	if s.ownKeepAlive {
-		dst = binary.BigEndian.AppendUint16(append(dst, byte(serverKeepAlive)), uint16(s.keepAlive/time.Second))
+		dst = binary.BigEndian.AppendUint16(append(dst, byte(packet.AliasMaximum)), uint16(s.cfg.MaxAliases))
 	}
 	return dst
 }
 
 // refuseConnect appends the CONNACK for e, if the client's version has one.
 func (s *Session) refuseConnect(e *Error) {
-	if s.version == version5 {
-		s.out = appendPacket(s.out, connack, func(dst []byte) []byte {
+	if s.version == packet.V5 {
+		s.out = appendPacket(s.out, packet.Connack, func(dst []byte) []byte {
 			return s.appendReason(append(dst, 0, byte(e.Reason)), e.Text, e.ServerReference)
 		})
 		return
@@ -215,25 +203,25 @@ func (s *Session) refuseConnect(e *Error) {
 	case NotAuthorized, BadTopicName, QoSUnsupported:
 		code = 5
 	}
-	s.out = append(s.out, byte(connack)<<4, 2, 0, code)
+	s.out = append(s.out, byte(packet.Connack), 2, 0, code)
 }
 
 // disconnect decodes a DISCONNECT.
-func (s *Session) disconnect(r *reader, op *nsq.Op) *Error {
+func (s *Session) disconnect(r *packet.Reader, op *nsq.Op) *Error {
 	reason, p := Success, properties{}
-	if s.version == version5 && len(r.rest) > 0 {
-		reason = Reason(r.byte())
-		if len(r.rest) > 0 {
-			if err := r.properties(disconnect, &p); err != nil {
+	if s.version == packet.V5 && len(r.Rest) > 0 {
+		reason = Reason(r.Byte())
+		if len(r.Rest) > 0 {
+			if err := readProperties(r, packet.Disconnect, &p); err != nil {
 				return err
 			}
 		}
 	}
-	if r.failed || len(r.rest) > 0 {
-		return misfit(disconnect)
+	if r.Failed || len(r.Rest) > 0 {
+		return misfit(packet.Disconnect)
 	}
-	if p.has(sessionExpiry) {
-		expiry := seconds(p.values[sessionExpiry])
+	if p.has(packet.SessionExpiry) {
+		expiry := seconds(p.values[packet.SessionExpiry])
 		if s.expiry == 0 && expiry > 0 {
 			return violation("DISCONNECT keeps a session that CONNECT did not keep")
 		}

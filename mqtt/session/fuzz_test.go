@@ -1,7 +1,6 @@
 package session_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"reflect"
@@ -105,43 +104,37 @@ func FuzzSession(f *testing.F) {
 func indistinguishable(t interface{ Fatal(...any) }, in []byte, fates uint64) error {
 	cfg := smallConfig()
 	cfg.MaxInflight = 1 << 14 // the limit depends on the answers
-	peerOf := func(late bool) *peer {
+	// run sends the bytes that are held when due says so.
+	run := func(late bool, due func(p *peer, held int) bool) *peer {
 		p := newPeer(t, &cfg, testRules, false)
 		p.outcome, p.late = fate(fates), late
+		var held []byte
+		for _, b := range in {
+			if held = append(held, b); due(p, len(held)) {
+				p.send(held)
+				held = nil
+			}
+		}
+		p.buf = append(p.buf, held...)
 		return p
 	}
+	atOnce := func(_ *peer, held int) bool { return held == len(in) }
 
-	whole := peerOf(false)
-	whole.send(bytes.Clone(in))
+	whole := run(false, atOnce)
 	if need := whole.s.Need(); whole.ended() == "" && (need <= len(whole.buf) || need > cfg.MaxPacketSize) {
 		return fmt.Errorf("needs %d bytes with %d there", need, len(whole.buf))
 	}
 	want := whole.transcript()
 
-	split := peerOf(false)
-	for _, b := range in {
-		split.send([]byte{b})
-	}
+	split := run(false, func(*peer, int) bool { return true })
 	if err := same("byte by byte", split.transcript(), want); err != nil {
 		return err
 	}
-
-	patient := peerOf(false)
-	var held []byte
-	for _, b := range in {
-		if held = append(held, b); len(patient.buf)+len(held) >= patient.s.Need() {
-			patient.send(held)
-			held = nil
-		}
-	}
-	patient.buf = append(patient.buf, held...)
+	patient := run(false, func(p *peer, held int) bool { return len(p.buf)+held >= p.s.Need() })
 	if err := same("byte by byte, as needed", patient.transcript(), want); err != nil {
 		return err
 	}
-
-	late := peerOf(true)
-	late.send(bytes.Clone(in))
-	got := late.transcript()
+	got := run(true, atOnce).transcript()
 	if want.Ended != "" && len(got.Ops) >= len(want.Ops) && got.Left <= want.Left {
 		got.Ops, got.Left = got.Ops[:len(want.Ops)], want.Left
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/mqtt/names"
+	"github.com/srtm-io/srtm/mqtt/packet"
 	nsq "github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -20,45 +21,45 @@ const (
 )
 
 // publish decodes a PUBLISH. Attribute, Publisher and an envelope are in the arena.
-func (s *Session) publish(first byte, r *reader, op *nsq.Op) *Error {
-	name := r.binary()
+func (s *Session) publish(first byte, r *packet.Reader, op *nsq.Op) *Error {
+	name := r.Binary()
 	var forwarded []byte
 	if first&flagQoS1 != 0 {
-		if op.Packet = r.uint16(); op.Packet == 0 && !r.failed {
+		if op.Packet = r.Uint16(); op.Packet == 0 && !r.Failed {
 			return violation("PUBLISH with the packet identifier 0")
 		}
 	}
-	if s.version == version5 {
-		if len(r.rest) > 0 && r.rest[0] == 0 { // no properties
-			r.rest = r.rest[1:]
+	if s.version == packet.V5 {
+		if len(r.Rest) > 0 && r.Rest[0] == 0 { // no properties
+			r.Rest = r.Rest[1:]
 		} else {
 			p := properties{arena: s.arena, start: len(s.arena)}
-			if err := r.properties(publish, &p); err != nil {
+			if err := readProperties(r, packet.Publish, &p); err != nil {
 				return err
 			}
 			s.arena, forwarded = p.arena, p.arena[p.start:]
-			if p.has(topicAlias) && !r.failed {
+			if p.has(packet.TopicAlias) && !r.Failed {
 				var err *Error
-				if name, err = s.aliases.name(int(p.values[topicAlias]), name, s.cfg.MaxAliases); err != nil {
+				if name, err = s.aliases.name(int(p.values[packet.TopicAlias]), name, s.cfg.MaxAliases); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	if r.failed {
-		return misfit(publish)
+	if r.Failed {
+		return misfit(packet.Publish)
 	}
 	err := names.CheckName(name)
 	if err != nil && !errors.Is(err, names.ErrLimit) {
 		return &Error{Reason: BadTopicName, Text: "the topic name of a PUBLISH " + err.Error()}
 	}
 	if op.Packet != 0 {
-		if s.version == version5 && s.unacknowledged == s.cfg.MaxInflight {
+		if s.version == packet.V5 && s.unacknowledged == s.cfg.MaxInflight {
 			return &Error{Reason: TooManyPublishes, Text: "more unacknowledged publishes than the receive maximum"}
 		}
 		s.unacknowledged++
 	}
-	op.Kind, op.Body, op.MQTT = nsq.OpPub, r.rest, &s.extra
+	op.Kind, op.Body, op.MQTT = nsq.OpPub, r.Rest, &s.extra
 	s.extra.Attribute, s.extra.Publisher = nil, nil
 	s.extra.Retain, s.extra.Dropped = first&flagRetain != 0, false
 	var target names.Target
@@ -131,16 +132,16 @@ func (s *Session) answerPublish(op *nsq.Op, err error) {
 	}
 	reason := ReasonOf(err)
 	switch {
-	case s.version == version311 && err != nil:
+	case s.version == packet.V311 && err != nil:
 		if op.Packet != 0 || reason != QuotaExceeded {
 			s.close(errorOf(err))
 		}
 	case op.Packet == 0:
 	case err == nil:
-		s.out = append(s.out, byte(puback)<<4, 2, byte(op.Packet>>8), byte(op.Packet))
+		s.out = append(s.out, byte(packet.Puback), 2, byte(op.Packet>>8), byte(op.Packet))
 	default:
-		s.out = appendPacket(s.out, puback, func(dst []byte) []byte {
-			dst = append(binary.BigEndian.AppendUint16(dst, op.Packet), byte(reason.valid(puback)))
+		s.out = appendPacket(s.out, packet.Puback, func(dst []byte) []byte {
+			dst = append(binary.BigEndian.AppendUint16(dst, op.Packet), byte(reason.valid(packet.Puback)))
 			return s.appendReason(dst, textOf(err), "")
 		})
 	}
@@ -182,7 +183,7 @@ func (s *Session) AppendMessage(dst []byte, source *Source, m *wire.Message, att
 			continue
 		}
 		wanted, qos = true, max(qos, f.QoS)
-		if f.ID != 0 && s.version == version5 {
+		if f.ID != 0 && s.version == packet.V5 {
 			ids = append(ids, f.ID)
 			idSize += 1 + lengthSize(int(f.ID))
 		}
@@ -190,41 +191,41 @@ func (s *Session) AppendMessage(dst []byte, source *Source, m *wire.Message, att
 	if a.AtMostOnce {
 		qos = 0
 	}
-	expires := len(a.Properties) >= 5 && a.Properties[0] == byte(messageExpiry)
+	expires := len(a.Properties) >= 5 && a.Properties[0] == byte(packet.MessageExpiry)
 	left := int64(0) // seconds until the message expires
 	if expires {
 		left = int64(binary.BigEndian.Uint32(a.Properties[1:])) - max(0, int64(s.wall)-m.Timestamp)/int64(time.Second)
 		wanted = wanted && left > 0
 	}
-	var packet uint16 // of an earlier delivery on this connection
+	var number uint16 // packet identifier of an earlier delivery on this connection
 	if qos > 0 && m.Attempts > 1 {
-		packet = s.inflight.find(m.ID, source.Number)
+		number = s.inflight.find(m.ID, source.Number)
 	}
 	switch {
 	case !wanted || s.state != open:
 		return dst, Unwanted
-	case qos > 0 && packet == 0 && s.Window() == 0:
+	case qos > 0 && number == 0 && s.Window() == 0:
 		return dst, Blocked
 	}
 	fields := 2 + len(a.Name) + 2*int(qos)
-	if s.version == version5 {
+	if s.version == packet.V5 {
 		fields += lengthSize(idSize+len(a.Properties)) + idSize + len(a.Properties)
 	}
 	// The payload of an envelope is smaller than the envelope, so the header may become shorter.
 	start, header := len(dst), 1+lengthSize(fields+len(m.Body))
 	dst = slices.Grow(dst, header+fields+len(m.Body))
-	dst = appendText(dst[:start+header], a.Name)
+	dst = packet.AppendText(dst[:start+header], a.Name)
 	at := len(dst)
 	if qos > 0 {
 		dst = append(dst, 0, 0)
 	}
-	if s.version == version5 {
-		dst = append(appendLength(dst, idSize+len(a.Properties)), a.Properties...)
+	if s.version == packet.V5 {
+		dst = append(packet.AppendLength(dst, idSize+len(a.Properties)), a.Properties...)
 		if expires {
 			binary.BigEndian.PutUint32(dst[len(dst)-len(a.Properties)+1:], uint32(left))
 		}
 		for _, id := range ids {
-			dst = appendLength(append(dst, byte(subscriptionID)), int(id))
+			dst = packet.AppendLength(append(dst, byte(packet.SubscriptionID)), int(id))
 		}
 	}
 	if a.Envelope {
@@ -236,12 +237,12 @@ func (s *Session) AppendMessage(dst []byte, source *Source, m *wire.Message, att
 	if size+1+lengthSize(size) > int(s.maxPacket) {
 		return dst[:start], TooLarge
 	}
-	first := byte(publish)<<4 | qos<<1
+	first := byte(packet.Publish) | qos<<1
 	if qos > 0 {
-		if packet == 0 {
-			packet = s.inflight.add(m.ID, source.Number)
+		if number == 0 {
+			number = s.inflight.add(m.ID, source.Number)
 		}
-		binary.BigEndian.PutUint16(dst[at:], packet)
+		binary.BigEndian.PutUint16(dst[at:], number)
 		if m.Attempts > 1 {
 			first |= flagDup
 		}
@@ -250,7 +251,7 @@ func (s *Session) AppendMessage(dst []byte, source *Source, m *wire.Message, att
 		copy(dst[start+shorter:], dst[start+header:])
 		dst = dst[:start+shorter+size]
 	}
-	appendLength(append(dst[:start], first), size)
+	packet.AppendLength(append(dst[:start], first), size)
 	if qos > 0 {
 		return dst, Sent
 	}
@@ -274,20 +275,20 @@ func selects(f *nsq.Filter, source *Source, a *names.Attribute, named bool, orig
 func (s *Session) Window() int { return max(0, int(s.window)-s.inflight.count) }
 
 // puback decodes a PUBACK. An unknown packet identifier has no effect.
-func (s *Session) puback(r *reader, op *nsq.Op) *Error {
-	packet := r.uint16()
-	if s.version == version5 && len(r.rest) > 0 {
-		r.byte() // a refused message is finished, too
-		if len(r.rest) > 0 {
-			if err := r.properties(puback, new(properties)); err != nil {
+func (s *Session) puback(r *packet.Reader, op *nsq.Op) *Error {
+	number := r.Uint16()
+	if s.version == packet.V5 && len(r.Rest) > 0 {
+		r.Byte() // a refused message is finished, too
+		if len(r.Rest) > 0 {
+			if err := readProperties(r, packet.Puback, new(properties)); err != nil {
 				return err
 			}
 		}
 	}
-	if r.failed || len(r.rest) > 0 {
-		return misfit(puback)
+	if r.Failed || len(r.Rest) > 0 {
+		return misfit(packet.Puback)
 	}
-	id, source, found := s.inflight.remove(packet)
+	id, source, found := s.inflight.remove(number)
 	if found {
 		s.extra.Source = source
 		op.Kind, op.ID, op.MQTT = nsq.OpFin, id, &s.extra

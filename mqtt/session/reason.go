@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/srtm-io/srtm/mqtt/packet"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -12,32 +13,29 @@ type Reason byte
 
 // Reason codes that the server sends.
 const (
-	Success              Reason = 0x00
-	NoSubscription       Reason = 0x11
-	Unspecified          Reason = 0x80
-	Malformed            Reason = 0x81
-	ProtocolError        Reason = 0x82
-	UnsupportedVersion   Reason = 0x84
-	BadClientID          Reason = 0x85
-	BadUserOrPassword    Reason = 0x86
-	NotAuthorized        Reason = 0x87
-	ServerUnavailable    Reason = 0x88
-	ServerBusy           Reason = 0x89
-	ShuttingDown         Reason = 0x8B
-	BadAuthMethod        Reason = 0x8C
-	KeepAliveTimeout     Reason = 0x8D
-	TakenOver            Reason = 0x8E
-	BadFilter            Reason = 0x8F
-	BadTopicName         Reason = 0x90
-	TooManyPublishes     Reason = 0x93 // Receive Maximum exceeded
-	BadTopicAlias        Reason = 0x94
-	PacketTooLarge       Reason = 0x95
-	QuotaExceeded        Reason = 0x97
-	AdministrativeAction Reason = 0x98
-	RetainUnsupported    Reason = 0x9A
-	QoSUnsupported       Reason = 0x9B
-	UseAnotherServer     Reason = 0x9C
-	ServerMoved          Reason = 0x9D
+	Success            Reason = 0x00
+	NoSubscription     Reason = 0x11
+	Unspecified        Reason = 0x80
+	Malformed          Reason = 0x81
+	ProtocolError      Reason = 0x82
+	UnsupportedVersion Reason = 0x84
+	BadClientID        Reason = 0x85
+	BadUserOrPassword  Reason = 0x86
+	NotAuthorized      Reason = 0x87
+	ServerUnavailable  Reason = 0x88
+	ShuttingDown       Reason = 0x8B
+	BadAuthMethod      Reason = 0x8C
+	KeepAliveTimeout   Reason = 0x8D
+	TakenOver          Reason = 0x8E
+	BadFilter          Reason = 0x8F
+	BadTopicName       Reason = 0x90
+	TooManyPublishes   Reason = 0x93 // Receive Maximum exceeded
+	BadTopicAlias      Reason = 0x94
+	PacketTooLarge     Reason = 0x95
+	QuotaExceeded      Reason = 0x97
+	RetainUnsupported  Reason = 0x9A
+	QoSUnsupported     Reason = 0x9B
+	UseAnotherServer   Reason = 0x9C
 )
 
 // Error is the refusal of a packet, or the end of a session. The driver may also return an Error from
@@ -45,7 +43,7 @@ const (
 type Error struct {
 	Reason          Reason
 	Text            string // for the log; 5.0 clients also get the text
-	ServerReference string // HOST:PORT for UseAnotherServer and ServerMoved; "": none
+	ServerReference string // HOST:PORT for UseAnotherServer; "": none
 	Cause           error  // not sent
 }
 
@@ -107,13 +105,13 @@ func textOf(err error) string {
 }
 
 // valid returns the reason, or the nearest reason that a PUBACK, SUBACK or UNSUBACK may have.
-func (r Reason) valid(k kind) Reason {
+func (r Reason) valid(k packet.Kind) Reason {
 	switch {
 	case r == QuotaExceeded, r == NotAuthorized, r < Unspecified:
 		return r
-	case k == puback && r == BadTopicName:
+	case k == packet.Puback && r == BadTopicName:
 		return r
-	case k != puback && (r == BadTopicName || r == BadFilter):
+	case k != packet.Puback && (r == BadTopicName || r == BadFilter):
 		return BadFilter
 	}
 	return Unspecified

@@ -6,7 +6,9 @@ import (
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/mqtt/names"
+	"github.com/srtm-io/srtm/mqtt/packet"
 	nsq "github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // A busy session keeps up to busyBuffer of its output and of its arena, so that messages cost no
@@ -32,17 +34,16 @@ type Session struct {
 	cfg   *Config
 	rules *names.Rules // replaced by UseRules
 
-	state        state
-	closing      bool
-	barrier      bool // the last operation is neither a publish nor an OpFin
-	version      byte // 0: before CONNECT
-	terse        bool // the client wants no reason strings
-	shortened    bool // the server has reduced the session expiry
-	ownKeepAlive bool // the server has chosen the keep alive
-	warned       bool // the client was silent for two thirds of its patience
-	idle         bool // the last packet is a PINGREQ
-	window       uint16
-	maxPacket    int32 // bytes that the client accepts
+	state     state
+	closing   bool
+	barrier   bool // the last operation is neither a publish nor an OpFin
+	version   byte // 0: before CONNECT
+	terse     bool // the client wants no reason strings
+	shortened bool // the server has reduced the session expiry
+	warned    bool // the client was silent for two thirds of its patience
+	idle      bool // the last packet is a PINGREQ
+	window    uint16
+	maxPacket int32 // bytes that the client accepts
 
 	outstanding    int // operations that wait for their Answer
 	unacknowledged int // QoS 1 publishes among them
@@ -133,36 +134,27 @@ func (s *Session) expect(op *nsq.Op) {
 
 // admit checks the first byte of a packet.
 func (s *Session) admit(first byte) *Error {
-	k, flags := kind(first>>4), first&15
-	wanted := byte(0)
-	switch k {
-	case publish:
-		wanted = flags
-		switch {
-		case flags&flagQoS2 != 0 && flags&flagQoS1 != 0:
-			return malformed("PUBLISH with QoS 3")
-		case flags&flagDup != 0 && flags&(flagQoS1|flagQoS2) == 0:
-			return malformed("PUBLISH with DUP and QoS 0")
-		}
-	case subscribe, unsubscribe, pubrel:
-		wanted = 2
-	}
+	k, flags := packet.KindOf(first), first&15
 	switch {
-	case flags != wanted:
+	case k == packet.Publish && flags&flagQoS2 != 0 && flags&flagQoS1 != 0:
+		return malformed("PUBLISH with QoS 3")
+	case k == packet.Publish && flags&flagDup != 0 && flags&(flagQoS1|flagQoS2) == 0:
+		return malformed("PUBLISH with DUP and QoS 0")
+	case k != packet.Publish && byte(k) != first:
 		return malformed("%v with the flags %d", k, flags)
-	case s.state == awaitConnect && k != connect:
+	case s.state == awaitConnect && k != packet.Connect:
 		return violation("%v before CONNECT", k)
-	case s.state != awaitConnect && k == connect:
+	case s.state != awaitConnect && k == packet.Connect:
 		return violation("CONNECT twice")
 	}
 	switch k {
-	case connect, puback, subscribe, unsubscribe, pingreq, disconnect:
+	case packet.Connect, packet.Puback, packet.Subscribe, packet.Unsubscribe, packet.PingRequest, packet.Disconnect:
 		return nil
-	case publish:
+	case packet.Publish:
 		switch {
 		case flags&flagQoS2 != 0:
 			return &Error{Reason: QoSUnsupported, Text: "PUBLISH with QoS 2, and the maximum is QoS 1"}
-		case flags&flagRetain != 0 && s.version == version5:
+		case flags&flagRetain != 0 && s.version == packet.V5:
 			return &Error{Reason: RetainUnsupported, Text: "PUBLISH with RETAIN, and the server retains no messages"}
 		}
 		return nil
@@ -172,15 +164,15 @@ func (s *Session) admit(first byte) *Error {
 
 // packet decodes a packet of an admitted kind. It returns 0 if in does not have the whole packet.
 func (s *Session) packet(in []byte, op *nsq.Op) (int, *Error) {
-	size, header, err := parseHeader(in)
-	k := kind(in[0] >> 4)
+	size, header, fault := packet.Header(in)
+	k := packet.KindOf(in[0])
 	limit := s.cfg.MaxPacketSize
-	if k != publish {
+	if k != packet.Publish {
 		limit = min(limit, maxControl)
 	}
 	switch {
-	case err != nil:
-		return 0, err
+	case fault != nil:
+		return 0, malformed("%v", fault)
 	case size > limit:
 		return 0, &Error{Reason: PacketTooLarge, Text: fmt.Sprintf("%v of %d bytes, and the maximum is %d", k, size, limit)}
 	case size == 0:
@@ -190,26 +182,27 @@ func (s *Session) packet(in []byte, op *nsq.Op) (int, *Error) {
 		s.need = size
 		return 0, nil
 	}
-	r := reader{rest: in[header:size:size]}
+	r := packet.Reader{Rest: in[header:size:size]}
+	var err *Error
 	switch k {
-	case publish:
+	case packet.Publish:
 		err = s.publish(in[0], &r, op)
-	case puback:
+	case packet.Puback:
 		err = s.puback(&r, op)
-	case connect:
+	case packet.Connect:
 		err = s.connect(&r, op)
-	case subscribe, unsubscribe:
+	case packet.Subscribe, packet.Unsubscribe:
 		err = s.subscribe(k, &r, op)
-	case disconnect:
+	case packet.Disconnect:
 		err = s.disconnect(&r, op)
-	case pingreq:
+	case packet.PingRequest:
 		if size != header {
 			return 0, malformed("PINGREQ with fields")
 		}
 		s.release(true)
-		s.out = append(s.out, byte(pingresp)<<4, 0)
+		s.out = append(s.out, byte(packet.PingReply), 0)
 	}
-	s.idle = k == pingreq
+	s.idle = k == packet.PingRequest
 	return size, err
 }
 
@@ -234,9 +227,9 @@ func (s *Session) Answer(op *nsq.Op, err error) {
 	case nsq.OpConnect:
 		s.answerConnect(op.MQTT.Connect, err)
 	case nsq.OpSubscribe:
-		s.answerSubscribe(op, err)
+		s.answerFilters(packet.Suback, op, err)
 	case nsq.OpUnsubscribe:
-		s.answerUnsubscribe(op, err)
+		s.answerFilters(packet.Unsuback, op, err)
 	case nsq.OpDisconnect:
 		s.closing, s.need = true, 0
 	}
@@ -252,6 +245,9 @@ func (s *Session) Disconnect(e *Error) {
 	}
 }
 
+// Refuse is Disconnect for an error in the form of NSQ.
+func (s *Session) Refuse(e *wire.Error) { s.Disconnect(&Error{Reason: ReasonOf(e), Text: e.Text}) }
+
 // refuse ends the session, after the outstanding answers.
 func (s *Session) refuse(e *Error) {
 	if s.outstanding > 0 {
@@ -266,8 +262,8 @@ func (s *Session) close(e *Error) {
 	case s.version == 0:
 	case s.state != open:
 		s.refuseConnect(e)
-	case s.version == version5:
-		s.out = appendPacket(s.out, disconnect, func(dst []byte) []byte {
+	case s.version == packet.V5:
+		s.out = appendPacket(s.out, packet.Disconnect, func(dst []byte) []byte {
 			return s.appendReason(append(dst, byte(e.Reason)), e.Text, e.ServerReference)
 		})
 	}

@@ -220,9 +220,9 @@ func TestNewRulesKeepTheLimitOfSources(t *testing.T) {
 func TestConfigValidation(t *testing.T) {
 	cfg := session.DefaultConfig()
 	testkit.Must(t, cfg.Validate())
-	bad := session.Config{MaxPacketSize: 1, MaxInflight: 1 << 15, MaxSessionExpiry: -1, MaxKeepAlive: -1, MaxAliases: -1}
+	bad := session.Config{MaxPacketSize: 1, MaxInflight: 1 << 15, MaxSessionExpiry: -1, MaxAliases: -1}
 	err := bad.Validate()
-	for _, want := range []string{"--mqtt-max-packet-size 1 bytes", "--mqtt-max-inflight 32768", "--mqtt-max-session-expiry -1ns", "keep alive", "connect timeout", "filters", "sources", "aliases"} {
+	for _, want := range []string{"--mqtt-max-packet-size 1 bytes", "--mqtt-max-inflight 32768", "--mqtt-max-session-expiry -1ns", "connect timeout", "filters", "sources", "aliases"} {
 		testkit.ErrorHas(t, err, want)
 	}
 }

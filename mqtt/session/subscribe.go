@@ -8,34 +8,35 @@ import (
 	"strings"
 
 	"github.com/srtm-io/srtm/mqtt/names"
+	"github.com/srtm-io/srtm/mqtt/packet"
 	nsq "github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // subscribe decodes a SUBSCRIBE or an UNSUBSCRIBE.
-func (s *Session) subscribe(k kind, r *reader, op *nsq.Op) *Error {
-	if op.Packet = r.uint16(); op.Packet == 0 && !r.failed {
+func (s *Session) subscribe(k packet.Kind, r *packet.Reader, op *nsq.Op) *Error {
+	if op.Packet = r.Uint16(); op.Packet == 0 && !r.Failed {
 		return violation("%v with the packet identifier 0", k)
 	}
 	var p properties
-	if s.version == version5 {
-		if err := r.properties(k, &p); err != nil {
+	if s.version == packet.V5 {
+		if err := readProperties(r, k, &p); err != nil {
 			return err
 		}
 	}
 	var filters []nsq.Filter
 	count, room, refusal := len(s.filters), s.cfg.MaxSources-s.filters.sources(), ""
-	for len(r.rest) > 0 {
+	for len(r.Rest) > 0 {
 		if len(filters) == s.cfg.MaxFilters {
 			return &Error{Reason: QuotaExceeded, Text: "more filters than a session may have"}
 		}
-		f := nsq.Filter{Filter: string(r.text()), ID: p.values[subscriptionID]}
-		if k == subscribe {
-			if err := parseOptions(r.byte(), s.version, &f); err != nil {
+		f := nsq.Filter{Filter: string(r.Text()), ID: p.values[packet.SubscriptionID]}
+		if k == packet.Subscribe {
+			if err := parseOptions(r.Byte(), s.version, &f); err != nil {
 				return err
 			}
 		}
-		if r.failed {
+		if r.Failed {
 			break
 		}
 		shared := false
@@ -49,9 +50,9 @@ func (s *Session) subscribe(k kind, r *reader, op *nsq.Op) *Error {
 			return violation("a shared subscription with No Local")
 		case shared && !wire.ValidChannelName(f.Share), names.CheckFilter(f.Filter) != nil:
 			f.Reason = byte(BadFilter)
-		case k == unsubscribe && at < 0:
+		case k == packet.Unsubscribe && at < 0:
 			f.Reason = byte(NoSubscription)
-		case k == unsubscribe:
+		case k == packet.Unsubscribe:
 		case at >= 0 && len(s.filters[at].Topics) > 0:
 			f.Topics, f.Channel = s.filters[at].Topics, s.filters[at].Channel
 		case count == s.cfg.MaxFilters:
@@ -66,14 +67,14 @@ func (s *Session) subscribe(k kind, r *reader, op *nsq.Op) *Error {
 		filters = append(filters, f)
 	}
 	switch {
-	case r.failed:
+	case r.Failed:
 		return misfit(k)
 	case len(filters) == 0:
 		return violation("%v without a filter", k)
 	}
 	s.extra.Filters, s.extra.Refusal = filters, refusal
 	op.Kind, op.MQTT = nsq.OpSubscribe, &s.extra
-	if k == unsubscribe {
+	if k == packet.Unsubscribe {
 		op.Kind = nsq.OpUnsubscribe
 	}
 	return nil
@@ -83,11 +84,11 @@ func (s *Session) subscribe(k kind, r *reader, op *nsq.Op) *Error {
 func parseOptions(options, version byte, f *nsq.Filter) *Error {
 	f.QoS = options & 3
 	reserved := byte(0xfc)
-	if version == version5 {
-		f.NoLocal, f.RetainAsPublished = options&4 != 0, options&8 != 0
+	if version == packet.V5 {
+		f.NoLocal = options&4 != 0
 		reserved = 0xc0
 	}
-	if f.QoS == 3 || options&reserved != 0 || version == version5 && options&0x30 == 0x30 {
+	if f.QoS == 3 || options&reserved != 0 || version == packet.V5 && options&0x30 == 0x30 {
 		return malformed("a filter with the invalid options 0x%02X", options)
 	}
 	f.QoS = min(f.QoS, 1)
@@ -128,61 +129,49 @@ func (set filterSet) find(f *nsq.Filter) int {
 	})
 }
 
-// answerSubscribe keeps the filters that the driver has carried out, and answers SUBSCRIBE.
-func (s *Session) answerSubscribe(op *nsq.Op, err error) {
+// After returns the filters of the session after the operation: an accepted filter of SUBSCRIBE replaces the
+// filter with the same text.
+func (s *Session) After(op *nsq.Op) []nsq.Filter {
+	set := slices.Clone(s.filters)
+	for _, f := range op.MQTT.Filters {
+		at := set.find(&f)
+		switch {
+		case op.Kind == nsq.OpUnsubscribe && at >= 0:
+			set = slices.Delete(set, at, at+1)
+		case op.Kind == nsq.OpUnsubscribe || f.Reason >= byte(Unspecified):
+		case at >= 0:
+			set[at] = f
+		default:
+			set = append(set, f)
+		}
+	}
+	return set
+}
+
+// answerFilters applies a SUBSCRIBE or UNSUBSCRIBE that the driver has carried out, and answers the packet.
+func (s *Session) answerFilters(k packet.Kind, op *nsq.Op, err error) {
 	for i := range op.MQTT.Filters {
-		f := &op.MQTT.Filters[i]
-		if err != nil && f.Reason < byte(Unspecified) {
+		if f := &op.MQTT.Filters[i]; k == packet.Suback && err != nil && f.Reason < byte(Unspecified) {
 			f.Reason = byte(ReasonOf(err))
 		}
-		if f.Reason >= byte(Unspecified) {
-			continue
-		}
-		f.Reason = f.QoS
-		if at := s.filters.find(f); at >= 0 {
-			s.filters[at] = *f
-		} else {
-			s.filters = append(s.filters, *f)
-		}
 	}
-	s.tagFilters()
-	s.acknowledge(suback, op, err)
-}
-
-// answerUnsubscribe drops the filters, and answers UNSUBSCRIBE.
-func (s *Session) answerUnsubscribe(op *nsq.Op, err error) {
-	for i := range op.MQTT.Filters {
-		f := &op.MQTT.Filters[i]
-		if at := s.filters.find(f); at >= 0 {
-			s.filters = slices.Delete(s.filters, at, at+1)
-		} else if f.Reason < byte(Unspecified) {
-			f.Reason = byte(NoSubscription)
-		}
-	}
-	s.tagFilters()
-	s.acknowledge(unsuback, op, err)
-}
-
-// tagFilters sets origin if the session has a filter with No Local. Otherwise messages need no tag.
-func (s *Session) tagFilters() {
-	s.origin = 0
+	s.filters, s.origin = s.After(op), 0
 	if slices.ContainsFunc(s.filters, func(f nsq.Filter) bool { return f.NoLocal }) {
 		s.origin = names.OriginOf(s.clientID)
 	}
-}
-
-// acknowledge appends the SUBACK or UNSUBACK of an operation.
-func (s *Session) acknowledge(k kind, op *nsq.Op, err error) {
 	s.out = appendPacket(s.out, k, func(dst []byte) []byte {
 		dst = binary.BigEndian.AppendUint16(dst, op.Packet)
-		if s.version == version5 {
+		if s.version == packet.V5 {
 			dst = s.appendReason(dst, cmp.Or(textOf(err), op.MQTT.Refusal), "")
-		} else if k == unsuback {
+		} else if k == packet.Unsuback {
 			return dst
 		}
-		for i := range op.MQTT.Filters {
-			reason := Reason(op.MQTT.Filters[i].Reason).valid(k)
-			if s.version == version311 && reason >= Unspecified {
+		for _, f := range op.MQTT.Filters {
+			reason := Reason(f.Reason).valid(k)
+			if k == packet.Suback && reason < Unspecified {
+				reason = Reason(f.QoS)
+			}
+			if s.version == packet.V311 && reason >= Unspecified {
 				reason = Unspecified
 			}
 			dst = append(dst, byte(reason))

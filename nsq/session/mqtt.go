@@ -29,8 +29,6 @@ type Connect struct {
 	Password   []byte
 	CleanStart bool          // the driver drops the kept session
 	Expiry     time.Duration // how long the driver keeps the session after the connection; 0: not at all
-	KeepAlive  time.Duration // 0: none
-	Version    byte          // protocol level: 4 (3.1.1) or 5
 	Redirect   bool          // the client follows server references (user property srtm-redirect: 1)
 	Will       *Will         // nil: none
 
@@ -50,14 +48,13 @@ type Will struct {
 
 // Filter is a subscription of an MQTT client.
 type Filter struct {
-	Filter            string   // without $share/CHANNEL
-	Share             string   // channel name of a shared subscription; "": not shared
-	Channel           string   // channel on each of Topics
-	Topics            []string // SRTM topics that have messages for the filter
-	ID                uint32   // subscription identifier; 0: none
-	QoS               byte     // granted: 0 or 1
-	NoLocal           bool
-	RetainAsPublished bool
+	Filter  string   // without $share/CHANNEL
+	Share   string   // channel name of a shared subscription; "": not shared
+	Channel string   // channel on each of Topics
+	Topics  []string // SRTM topics that have messages for the filter
+	ID      uint32   // subscription identifier; 0: none
+	QoS     byte     // granted: 0 or 1
+	NoLocal bool
 
 	// Reason is the result, an MQTT reason code. The session sets the reason of a refused filter (0x80
 	// or more) or of success. The driver carries out the successful filters, and sets the reason of a

@@ -32,36 +32,26 @@ type rule struct {
 	next  string
 }
 
+// beforeSub has the rules of a client without a subscription.
+var beforeSub = map[string]rule{
+	"IDENTIFY": {op: true, reply: "OK", next: talking},
+	"AUTH":     {code: "E_AUTH_DISABLED"},
+	"PUB":      {op: true, reply: "OK", next: talking},
+	"MPUB":     {op: true, reply: "OK", next: talking},
+	"DPUB":     {op: true, reply: "OK", next: talking},
+	"SUB":      {op: true, reply: "OK", next: subscribed},
+	"RDY":      {code: "E_INVALID"},
+	"FIN":      {code: "E_INVALID"},
+	"REQ":      {code: "E_INVALID"},
+	"TOUCH":    {code: "E_INVALID"},
+	"NOP":      {next: talking},
+	"CLS":      {code: "E_INVALID"},
+}
+
 // rules is the complete state machine of the protocol.
 var rules = map[string]map[string]rule{
-	fresh: {
-		"IDENTIFY": {op: true, reply: "OK", next: talking},
-		"AUTH":     {code: "E_AUTH_DISABLED"},
-		"PUB":      {op: true, reply: "OK", next: talking},
-		"MPUB":     {op: true, reply: "OK", next: talking},
-		"DPUB":     {op: true, reply: "OK", next: talking},
-		"SUB":      {op: true, reply: "OK", next: subscribed},
-		"RDY":      {code: "E_INVALID"},
-		"FIN":      {code: "E_INVALID"},
-		"REQ":      {code: "E_INVALID"},
-		"TOUCH":    {code: "E_INVALID"},
-		"NOP":      {next: talking},
-		"CLS":      {code: "E_INVALID"},
-	},
-	talking: {
-		"IDENTIFY": {op: true, reply: "OK", next: talking},
-		"AUTH":     {code: "E_AUTH_DISABLED"},
-		"PUB":      {op: true, reply: "OK", next: talking},
-		"MPUB":     {op: true, reply: "OK", next: talking},
-		"DPUB":     {op: true, reply: "OK", next: talking},
-		"SUB":      {op: true, reply: "OK", next: subscribed},
-		"RDY":      {code: "E_INVALID"},
-		"FIN":      {code: "E_INVALID"},
-		"REQ":      {code: "E_INVALID"},
-		"TOUCH":    {code: "E_INVALID"},
-		"NOP":      {next: talking},
-		"CLS":      {code: "E_INVALID"},
-	},
+	fresh:   beforeSub,
+	talking: beforeSub,
 	subscribed: {
 		"IDENTIFY": {code: "E_INVALID"},
 		"AUTH":     {code: "E_AUTH_DISABLED"},

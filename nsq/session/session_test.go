@@ -241,7 +241,7 @@ var _ = Describe("Session", func() {
 			}
 		})
 
-		DescribeTable("goes on after a refusal that is not fatal",
+		DescribeTable("continues after a refusal that is not fatal",
 			func(refusal *wire.Error, frame string) {
 				p := connect(&cfg)
 				p.outcome = func(op *session.Op) error {

@@ -111,7 +111,17 @@ func (c *Command) Parse(in []byte, lim *Limits, walk *Walk) (n, need int, err er
 	return n, 0, nil
 }
 
+// finLength is the length of FIN in its usual form, in bytes.
+const finLength = len("FIN ") + len(MessageID{}) + len("\n")
+
 func (c *Command) parse(in []byte, lim *Limits, walk *Walk) (n, need int, fault *Error) {
+	// PUB and FIN in their usual form are most of a broker's commands. They need no search for
+	// arguments.
+	if len(in) >= finLength && string(in[:4]) == "FIN " && in[finLength-1] == '\n' && visible(in[4:12]) && visible(in[12:20]) {
+		c.Verb = VerbFin
+		copy(c.ID[:], in[4:])
+		return finLength, 0, nil
+	}
 	eol := bytes.IndexByte(in[:min(len(in), MaxLine)], '\n')
 	if eol < 0 {
 		if len(in) >= MaxLine {
@@ -123,9 +133,13 @@ func (c *Command) parse(in []byte, lim *Limits, walk *Walk) (n, need int, fault 
 	if eol > 0 && line[eol-1] == '\r' {
 		line = line[:eol-1]
 	}
+	at := eol + 1 // start of the body or of the next command
+	if len(line) > 4 && string(line[:4]) == "PUB " && ValidTopicName(line[4:]) {
+		c.Verb, c.Topic = VerbPub, line[4:]
+		return c.parseMessageBody(in, at, lim)
+	}
 	args := arguments{rest: line, more: true}
 	verb := args.next()
-	at := eol + 1 // start of the body or of the next command
 
 	// In the order of their frequency on a broker.
 	switch string(verb) {
@@ -183,6 +197,13 @@ func (c *Command) parse(in []byte, lim *Limits, walk *Walk) (n, need int, fault 
 	return 0, 0, invalid("unknown command %q", verb)
 }
 
+// visible reports whether each of the first 8 bytes of b is in ['!', 0x7f]. It looks at all bytes at
+// once: a byte below '!' borrows, which sets its highest bit.
+func visible(b []byte) bool {
+	x := binary.BigEndian.Uint64(b)
+	return (x|(x-0x2121212121212121))&0x8080808080808080 == 0
+}
+
 // PeekVerb returns the verb of the command at the start of in as soon as the line is complete, even
 // if the command is incomplete or invalid. It returns VerbNone before the end of the line, for an
 // unknown verb, and for PACE. With PeekVerb a server can refuse a command before the body arrives.
@@ -235,6 +256,10 @@ func (c *Command) parseMessage(in []byte, at int, lim *Limits) (n, need int, fau
 	if fault = badTopic(c.Verb, c.Topic); fault != nil {
 		return 0, 0, fault
 	}
+	return c.parseMessageBody(in, at, lim)
+}
+
+func (c *Command) parseMessageBody(in []byte, at int, lim *Limits) (n, need int, fault *Error) {
 	if c.Body, n, need, fault = parseBody(in, at, lim.maxBody(), c.Verb, CodeBadMessage); n > 0 {
 		fault = lim.checkAttribute(c.Verb, c.Body)
 	}

@@ -53,6 +53,8 @@ type Config struct {
 	Instance        string // new at every start of the process; empty: random
 	TCPAddress      string // host:port that publishers and subscribers dial
 	HTTPAddress     string // host:port
+	MQTTAddress     string // host:port that MQTT clients dial; empty: none
+	MQTTSAddress    string // as MQTTAddress, for MQTT over TLS
 	Hostname        string // for display; empty: the machine's hostname
 	DataPath        string // for display
 	Lock            string // identity.Place.Lock
@@ -334,7 +336,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		grants:    counters("grants_total", "Grants received, by what became of them.", "result"),
 		lapses:    auto.NewCounter(prometheus.CounterOpts{Name: "srtm_agent_lapses_total", Help: "Shares of which a part, or all, ended with the lease."}),
 		captures:  auto.NewGauge(prometheus.GaugeOpts{Name: "srtm_agent_captures", Help: "Topics whose arrivals are recorded for the control plane."}),
-		channels:  counters("channels_reported_total", "Channels that clients created here and that were reported to the control plane, by what the client was told after: settled (all connected brokers of the topic have the channel), unsettled (that took too long) or refused.", "result"),
+		channels:  counters("channels_reported_total", "Channels that clients created here and that the broker reported to the control plane, by result: settled (all connected brokers of the topic have the channel), unsettled (no answer in time) or refused.", "result"),
 		captured:  counters("captured_messages_total", "Messages whose arrivals were to be recorded, by what became of the record: sent or lost.", "result"),
 	}
 }

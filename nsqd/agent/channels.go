@@ -33,8 +33,8 @@ var (
 	ErrTopicUnknown = errors.New("the control plane does not have the topic on this broker")
 	// ErrChannelUnknown: the topic has no such channel.
 	ErrChannelUnknown = errors.New("no such channel in the topic")
-	// ErrChannelInUse: the channel has consumers.
-	ErrChannelInUse = errors.New("the channel has consumers")
+	// ErrChannelInUse: the channel has consumers, or another broker has claimed the channel.
+	ErrChannelInUse = errors.New("the channel has consumers, or a session at another broker")
 	// ErrTooManyChannels: the topic has the maximum number of channels.
 	ErrTooManyChannels = errors.New("the topic has its maximum number of channels")
 )
@@ -50,15 +50,15 @@ const (
 
 type topicChannel struct{ topic, channel string }
 
-// inquiry is a question to the control plane. All clients that wait for the same answer share an
-// inquiry.
-type inquiry struct {
+// answer is the control plane's answer to a request, present or still to come. All clients that wait
+// for the same answer share it.
+type answer struct {
 	created uint64
 	done    chan struct{} // closed when the answer arrives
 	err     error         // set before done is closed
 }
 
-func (q *inquiry) end(err error) {
+func (q *answer) end(err error) {
 	q.err = err
 	close(q.done)
 }
@@ -67,7 +67,7 @@ func (q *inquiry) end(err error) {
 type channelRequest struct {
 	topic  string
 	names  []string // channels to create; nil: another change
-	waiter *inquiry
+	waiter *answer
 }
 
 // channels has the owner's requests about channels. Each session starts empty: PrepareTopic exchanges
@@ -76,7 +76,7 @@ type channels struct {
 	requests uint64                     // number of the last request
 	open     map[uint64]*channelRequest // requests without an answer, by number
 	perTopic map[string]int             // number of creation requests in open, by topic
-	creating map[topicChannel]*inquiry  // channels that clients create: the names in open and in waiting
+	creating map[topicChannel]*answer   // channels that clients create: the names in open and in waiting
 	waiting  map[string][]string        // names that are in no request yet, by topic
 	retry    *time.Timer                // to send waiting again
 }
@@ -88,7 +88,7 @@ func newChannels() channels {
 }
 
 func (c *channels) reset() {
-	c.open, c.perTopic, c.creating, c.waiting = map[uint64]*channelRequest{}, map[string]int{}, map[topicChannel]*inquiry{}, map[string][]string{}
+	c.open, c.perTopic, c.creating, c.waiting = map[uint64]*channelRequest{}, map[string]int{}, map[topicChannel]*answer{}, map[string][]string{}
 }
 
 // Confirm reports a channel that a client has created or found here to the control plane. created is
@@ -102,7 +102,7 @@ func (a *Agent) Confirm(topic, channel string, created uint64) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), confirmWait)
 	defer cancel()
-	err := a.inquire(ctx, func(o *owner) *inquiry { return o.confirm(topicChannel{topic, channel}, created) })
+	err := a.await(ctx, func(o *owner) *answer { return o.confirm(topicChannel{topic, channel}, created) })
 	result := "unsettled"
 	switch {
 	case err == nil:
@@ -116,7 +116,7 @@ func (a *Agent) Confirm(topic, channel string, created uint64) error {
 	return err
 }
 
-// ChangeChannel asks the control plane to pause, unpause or delete a channel on all brokers of its
+// ChangeChannel asks the control plane to pause, unpause, claim or delete a channel on all brokers of its
 // topic. ChangeChannel returns when the connected brokers have done so.
 // Errors: ErrDisconnected, ErrUnanswered, ErrTopicUnknown, ErrChannelUnknown, ErrChannelInUse, or an error
 // from the control plane.
@@ -126,14 +126,14 @@ func (a *Agent) ChangeChannel(ctx context.Context, topic, channel string, change
 	}
 	ctx, cancel := context.WithTimeout(ctx, changeWait)
 	defer cancel()
-	return a.inquire(ctx, func(o *owner) *inquiry { return o.changeChannel(topic, channel, change) })
+	return a.await(ctx, func(o *owner) *answer { return o.changeChannel(topic, channel, change) })
 }
 
-// inquire makes the owner ask the control plane, and waits for the answer.
-func (a *Agent) inquire(ctx context.Context, ask func(*owner) *inquiry) error {
-	reply := make(chan *inquiry, 1)
-	a.do(ctx, func(o *owner) { reply <- ask(o) })
-	var q *inquiry
+// await makes the owner send a request to the control plane, and waits for the answer.
+func (a *Agent) await(ctx context.Context, send func(*owner) *answer) error {
+	reply := make(chan *answer, 1)
+	a.do(ctx, func(o *owner) { reply <- send(o) })
+	var q *answer
 	select {
 	case q = <-reply:
 	case <-ctx.Done():
@@ -147,19 +147,19 @@ func (a *Agent) inquire(ctx context.Context, ask func(*owner) *inquiry) error {
 	}
 }
 
-func failed(err error) *inquiry {
-	q := &inquiry{done: make(chan struct{})}
+func failed(err error) *answer {
+	q := &answer{done: make(chan struct{})}
 	q.end(err)
 	return q
 }
 
-func (o *owner) confirm(id topicChannel, created uint64) *inquiry {
+func (o *owner) confirm(id topicChannel, created uint64) *answer {
 	if o.control == nil {
 		return failed(ErrDisconnected)
 	}
 	q := o.channels.creating[id]
 	if q == nil {
-		q = &inquiry{created: created, done: make(chan struct{})}
+		q = &answer{created: created, done: make(chan struct{})}
 		o.channels.creating[id] = q
 		o.channels.waiting[id.topic] = append(o.channels.waiting[id.topic], id.channel)
 		o.requestChannels()
@@ -199,14 +199,14 @@ func (o *owner) request(m *srtmv1.ChannelRequest, open *channelRequest) {
 	o.control.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_ChannelRequest{ChannelRequest: m}})
 }
 
-func (o *owner) changeChannel(topic, channel string, change srtmv1.ChannelChange) *inquiry {
+func (o *owner) changeChannel(topic, channel string, change srtmv1.ChannelChange) *answer {
 	switch {
 	case o.control == nil:
 		return failed(ErrDisconnected)
 	case len(o.control.out) >= reportsQueue:
 		return failed(ErrUnanswered)
 	}
-	q := &inquiry{done: make(chan struct{})}
+	q := &answer{done: make(chan struct{})}
 	o.request(&srtmv1.ChannelRequest{Topic: topic, Change: change, Channels: []*srtmv1.TopicChannel{{Name: channel}}}, &channelRequest{topic: topic, waiter: q})
 	return q
 }
@@ -258,7 +258,7 @@ func (o *owner) channelAnswer(m *srtmv1.ChannelAnswer) {
 	o.requestChannels()
 }
 
-// channelsDown fails all inquiries of a session that is over.
+// channelsDown fails all requests of a session that is over.
 func (o *owner) channelsDown() {
 	c := &o.channels
 	for _, r := range c.open {

@@ -39,7 +39,8 @@ const heardMargin = 500 * time.Millisecond
 // process. At the first refusal the owner gives up every share, for the other process may use the
 // shares. If the id belongs to a later process, this process ends. If the other process may have ended,
 // this process sends hello again: the other session may be half open, with a lease that is not over. If
-// the other process was heard after the first refusal, the other process lives, and this process ends.
+// the other process sent a message after the first refusal, the other process lives, and this process
+// ends.
 func (o *owner) refused(c *claim, err error, now mono.Time) {
 	reason := service.Reason(err)
 	if reason != identity.ReasonInUse && reason != identity.ReasonLost {
@@ -60,6 +61,6 @@ func (o *owner) refused(c *claim, err error, now mono.Time) {
 		return // unknown whether the other process lives
 	}
 	if lastHeard := c.lastHello.Add(-time.Duration(silent) * time.Millisecond); lastHeard.Sub(c.refused) > heardMargin {
-		o.taken = &TakenError{fmt.Sprintf("%s, and it lives: it was heard since this one asked first", problem)}
+		o.taken = &TakenError{fmt.Sprintf("%s, which is alive: it sent a message after the first refusal of this process", problem)}
 	}
 }

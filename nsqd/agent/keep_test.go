@@ -206,7 +206,7 @@ var _ = Describe("The lease", func() {
 			last = rate
 		}
 		Expect(share().IsZero()).To(BeTrue())
-		Expect(files.Load()).To(BeEmpty(), "it must not go on with it after a restart")
+		Expect(files.Load()).To(BeEmpty(), "the broker must not use it after a restart")
 	})
 
 	It("keeps the base over a restart, without a word from the control plane", func() {

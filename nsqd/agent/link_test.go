@@ -49,12 +49,12 @@ func TestWhichAddressIsNext(t *testing.T) {
 		next             int
 		named, elsewhere bool
 	}{
-		"it broke":                      {0, errors.New("broken"), 1, false, false},
-		"the last one broke":            {2, errUnreachable, 0, false, false},
-		"a follower names the leader":   {0, follower("c:1"), 2, true, true},
-		"a follower names itself":       {1, follower("b:1"), 2, false, true},
-		"a follower names a stranger":   {1, follower("z:1"), 2, false, true},
-		"a follower knows of no leader": {2, follower(""), 0, false, true},
+		"it broke":                            {0, errors.New("broken"), 1, false, false},
+		"the last one broke":                  {2, errUnreachable, 0, false, false},
+		"a follower names the leader":         {0, follower("c:1"), 2, true, true},
+		"a follower names itself":             {1, follower("b:1"), 2, false, true},
+		"a follower names an unknown process": {1, follower("z:1"), 2, false, true},
+		"a follower knows of no leader":       {2, follower(""), 0, false, true},
 	} {
 		if i, named, elsewhere := next(three, c.at, c.err); i != c.next || named != c.named || elsewhere != c.elsewhere {
 			t.Errorf("%s: %d, %v, %v, want %d, %v, %v", name, i, named, elsewhere, c.next, c.named, c.elsewhere)

@@ -183,7 +183,7 @@ func (o *owner) controlUp(l *controlLink) {
 	o.connected.Store(true)
 	l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
 		BrokerId: cfg.BrokerID, Instance: cfg.Instance,
-		TcpAddress: cfg.TCPAddress, HttpAddress: cfg.HTTPAddress,
+		TcpAddress: cfg.TCPAddress, HttpAddress: cfg.HTTPAddress, MqttAddress: cfg.MQTTAddress, MqttsAddress: cfg.MQTTSAddress,
 		Version: cfg.Version, Mcap: cfg.Mcap, Topics: topics, Hostname: cfg.Hostname, Anew: o.anew, Seeks: true,
 		Durability: o.cfg.Durability, Stamp: uint64(o.controlClaim.lastHello), DataPath: cfg.DataPath, Lock: cfg.Lock,
 		Fresh: o.fresh && len(topics) == 0,
@@ -426,7 +426,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) (unknown []*srtmv1.TopicChannel,
 		return nil, fmt.Errorf("the topic wants --durability=%s, and this broker has %s", flagOf(d), flagOf(o.cfg.Durability))
 	}
 	if o.outlived(p) {
-		o.cfg.Log.Warn("the topic was deleted and created anew while this broker could not be told: what it held of the old one is deleted", obs.KeyTopic, p.Topic)
+		o.cfg.Log.Warn("the topic was deleted and recreated while this broker was disconnected; deleting the old topic and its messages", obs.KeyTopic, p.Topic)
 		if err := o.node.Remove(p.Topic); err != nil {
 			return nil, err
 		}

@@ -3,6 +3,7 @@ package auth_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -234,11 +235,20 @@ func TestServersTakeTurnsAndStandIn(t *testing.T) {
 	if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "a%26b") {
 		t.Errorf("the secret is in %v", err)
 	}
+	if errors.Is(err, auth.ErrRefused) {
+		t.Errorf("%v: no server refuses the secret", err)
+	}
+	for _, status := range []int{401, 403} {
+		b.answer = text(status, all)
+		if _, err = s.Ask(t.Context(), query); !errors.Is(err, auth.ErrRefused) {
+			t.Errorf("%d: %v", status, err)
+		}
+	}
 	a.answer = text(200, `{"ttl":1}`)
 	if g, err := s.Ask(t.Context(), query); err != nil || g.Rules() != 0 {
 		t.Errorf("%v %v", g, err)
 	}
-	testkit.Equal(t, fmt.Sprint(s.Counts()), "map[failed:1 granted:30 nothing:1]", "counted")
+	testkit.Equal(t, fmt.Sprint(s.Counts()), "map[failed:1 granted:30 nothing:3]", "counted")
 }
 
 func TestAnswersThatAreNone(t *testing.T) {

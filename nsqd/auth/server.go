@@ -138,7 +138,7 @@ var outcomes = [...]string{granted: "granted", denied: "nothing", failed: "faile
 
 const (
 	granted = iota
-	denied  // a valid answer that grants nothing
+	denied  // a valid answer that grants nothing, or a refused secret
 	failed  // no server gave a valid answer
 )
 
@@ -183,7 +183,11 @@ func New(cfg Config) (*Servers, error) {
 // Close closes idle connections to the servers.
 func (s *Servers) Close() { s.http.CloseIdleConnections() }
 
-// Ask returns one server's answer about q. Its errors do not contain the secret.
+// ErrRefused reports that an auth server answers 401 or 403: it knows no client with the secret.
+var ErrRefused = errors.New("refuses the secret")
+
+// Ask returns one server's answer about q. Its errors do not contain the secret. The error is
+// ErrRefused if one server refuses the secret and no server grants anything.
 func (s *Servers) Ask(ctx context.Context, q Query) (*Grant, error) {
 	var errs []error
 	first := int(s.nextServer.Add(1) % uint32(len(s.urls)))
@@ -203,8 +207,12 @@ func (s *Servers) Ask(ctx context.Context, q Query) (*Grant, error) {
 			break
 		}
 	}
-	s.counts[failed].Add(1)
-	return nil, errors.Join(errs...)
+	err, outcome := errors.Join(errs...), failed
+	if errors.Is(err, ErrRefused) {
+		outcome = denied
+	}
+	s.counts[outcome].Add(1)
+	return nil, err
 }
 
 func (s *Servers) ask(ctx context.Context, u url.URL, q Query) (*Grant, error) {
@@ -233,7 +241,11 @@ func (s *Servers) ask(ctx context.Context, u url.URL, q Query) (*Grant, error) {
 		return nil, withoutURL(err)
 	}
 	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
+	switch response.StatusCode {
+	case http.StatusOK:
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return nil, fmt.Errorf("%w: answers %s", ErrRefused, response.Status)
+	default:
 		return nil, fmt.Errorf("answers %s", response.Status)
 	}
 	text, err := bounded.Read(response.Body, maxAnswer)

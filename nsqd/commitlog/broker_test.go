@@ -78,7 +78,10 @@ type lives struct {
 	due      map[int]time.Duration // of deferred messages, by the test's clock
 	known    int                   // number of the last message certainly released, after a crash
 	channels map[string]*channelOwner
-	checked  int // deliveries
+	// undeleted has the channels whose deletion failed with the power. The next process may have such a channel in its old
+	// state, or anew.
+	undeleted map[string]*channelOwner
+	checked   int // deliveries
 }
 
 type broken string
@@ -157,6 +160,7 @@ func (l *lives) open() {
 	for _, name := range names {
 		l.subscribe(name)
 	}
+	clear(l.undeleted)
 }
 
 // close closes the broker and returns the error of Broker.Close.
@@ -201,6 +205,14 @@ func (l *lives) subscribe(name string) {
 					}
 				case n <= l.known:
 					c.now[n], c.saved[n] = progress{done: true}, progress{done: true}
+				}
+			}
+		}
+		if old := l.undeleted[name]; old != nil {
+			for n := range c.now {
+				if !old.saved[n].done || old.discarded[n] {
+					delete(c.now, n)
+					delete(c.saved, n)
 				}
 			}
 		}
@@ -423,10 +435,7 @@ func (l *lives) step() {
 		if name := "c" + strconv.Itoa(l.rng.IntN(2)); l.channels[name] == nil {
 			l.subscribe(name)
 		} else if !l.bad { // or the channel may come back with its old state
-			delete(l.channels, name)
-			err := l.top.DeleteChannel(name)
-			l.b.Recorded()
-			l.ok("delete "+name, err)
+			l.delete(name)
 		}
 	case 17:
 		name := l.random()
@@ -460,6 +469,16 @@ func (l *lives) step() {
 			l.stop()
 		}
 	}
+}
+
+// delete deletes a channel. An answer counts even if the power failed right after the answer.
+func (l *lives) delete(name string) {
+	err := l.top.DeleteChannel(name)
+	l.b.Recorded()
+	if !l.ok("delete "+name, err) && err != nil {
+		l.undeleted[name] = l.channels[name]
+	}
+	delete(l.channels, name)
 }
 
 // doubt records that the model does not know whether message n is owed.
@@ -695,6 +714,48 @@ func TestWhatIsCarriedForwardStaysThroughALossOfPower(t *testing.T) {
 	}
 }
 
+// The power fails during a deletion. The next process may still have the channel, with the messages that the channel had.
+func TestADeletionThatFailedMayLeaveTheChannel(t *testing.T) {
+	left := 0
+	for n := range 10 {
+		path := t.TempDir()
+		testkit.Bubble(t, func(t *testing.T) {
+			l := &lives{
+				rng: rand.New(rand.NewPCG(1, 1)), fsync: true, sizes: [2]int{1000, 0}, begin: time.Now(), metadata: filepath.Join(path, "metadata.json"),
+				sim:   commitlog.NewSimDisk(rand.New(rand.NewPCG(1, 2))),
+				waits: map[int]bool{}, durable: map[int]bool{}, gone: map[int]bool{}, due: map[int]time.Duration{},
+				channels: map[string]*channelOwner{}, undeleted: map[string]*channelOwner{},
+			}
+			defer func() {
+				if r := recover(); r != nil {
+					t.Fatal(r)
+				}
+			}()
+			defer func() { _ = l.close() }()
+			l.open()
+			l.subscribe("a")
+			l.subscribe("b")
+			for range 5 {
+				l.publish()
+			}
+			l.stop() // the messages are on the disk, and both channels have them
+			l.sim.DieSoon(1 + n)
+			l.delete("b")
+			if l.sim.Dead() {
+				failed := l.undeleted["b"] != nil
+				l.crash()
+				if failed && slices.Contains(l.top.ChannelNames(), "b") {
+					left++
+				}
+			}
+			l.takes()
+		})
+	}
+	if left == 0 {
+		t.Error("no deletion failed")
+	}
+}
+
 // The test runs the broker's store over real logs and fails any write, fsync or rename, kills the process or cuts the
 // power at any of them. Each channel gets every accepted message, in order, with its attempts and not before its time. A
 // message finished before the last snapshot does not come again. Emptied, deleted and sought state stays so.
@@ -715,7 +776,8 @@ func TestABrokerThroughAnyCrash(t *testing.T) {
 			rng: rng, fsync: mode == "fsync", through: mode == "through", retain: rapid.Bool().Draw(rt, "retains"),
 			sizes:    [2]int{rapid.SampledFrom([]int{2, 10, 1000}).Draw(rt, "capacity"), rapid.SampledFrom([]int{0, 5, 40}).Draw(rt, "unfinished")},
 			metadata: filepath.Join(path, strconv.Itoa(lived), "metadata.json"),
-			sim:      commitlog.NewSimDisk(rand.New(rand.NewPCG(seed, 2))), waits: map[int]bool{}, durable: map[int]bool{}, gone: map[int]bool{}, due: map[int]time.Duration{}, channels: map[string]*channelOwner{},
+			sim:      commitlog.NewSimDisk(rand.New(rand.NewPCG(seed, 2))), waits: map[int]bool{}, durable: map[int]bool{}, gone: map[int]bool{}, due: map[int]time.Duration{},
+			channels: map[string]*channelOwner{}, undeleted: map[string]*channelOwner{},
 		}
 		lived++
 		testkit.Must(rt, os.Mkdir(filepath.Dir(l.metadata), 0o700))

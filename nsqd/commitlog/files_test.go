@@ -280,7 +280,7 @@ var _ = Describe("a log in files", func() {
 			Expect(b.l.Stats().Missing).To(BeZero())
 		})
 
-		It("leaves everything as it was when the disk is full, and goes on when it is not", func() {
+		It("leaves everything as it was while the disk is full, and appends again afterwards", func() {
 			b.fill(0, 4)
 			before := b.sim.content(b.path(seg1))
 			b.sim.capacity = b.sim.used() + 150
@@ -298,7 +298,7 @@ var _ = Describe("a log in files", func() {
 			Expect(b.from(0)).To(Equal(upTo(0, 40)))
 		})
 
-		It("goes on in another file when the one at hand cannot be cut back", func() {
+		It("continues in another file when the present file cannot be cut back", func() {
 			b.fill(0, 1)
 			b.sim.fault = func(op, _ string) error {
 				return map[string]error{"write": errShort, "truncate": errIO}[op]
@@ -575,7 +575,7 @@ var _ = Describe("a log in files", func() {
 		Expect(b.disk.List("/data")).To(BeEmpty())
 	})
 
-	It("goes on after an error of reading, with the same record", func() {
+	It("continues after a read error, with the same record", func() {
 		b.fill(0, 8)
 		var batch Batch
 		b.sim.fault = failing("read", errIO)

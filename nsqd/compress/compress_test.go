@@ -194,7 +194,7 @@ func FuzzUnpack(f *testing.F) {
 			n, err := io.Copy(io.Discard, io.LimitReader(r, most))
 			if err == nil && n < most {
 				if _, err := r.Read(make([]byte, 1)); err == nil {
-					t.Fatal("a stream that ended goes on")
+					t.Fatal("a stream that ended continues")
 				}
 			}
 		}

@@ -71,7 +71,7 @@ var _ = overBoth("pacing", func() {
 		Expect(answers(n, n.dial())).To(HaveEach("OK"))
 	})
 
-	It("refuses under police, and the connection goes on", func() {
+	It("refuses under police, and keeps the connection", func() {
 		n := start(func(b *broker.Config, c *conn.Config) {
 			paces(b, c)
 			b.Pacing = broker.PacePolice

@@ -39,6 +39,22 @@ func (b bodies) Each(f func([]byte)) {
 	}
 }
 
+// startForwarder runs a forwarder until the test ends.
+func startForwarder(placement *fake.Placement) *forward.Forwarder {
+	GinkgoHelper()
+	f, err := forward.New(forward.Config{LoadDistributor: placement.Address(), MaxConnections: 100, MaxBytes: 1 << 20, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
+	Expect(err).NotTo(HaveOccurred())
+	f.SetKey([]byte("the key"))
+	ctx, stop := context.WithCancel(context.Background())
+	ran := make(chan error, 1)
+	go func() { ran <- f.Run(ctx) }()
+	DeferCleanup(func() {
+		stop()
+		Eventually(ran).Should(Receive(BeNil()))
+	})
+	return f
+}
+
 var _ = overBoth("between brokers, an attribute", func() {
 	var (
 		n *node
@@ -49,21 +65,12 @@ var _ = overBoth("between brokers, an attribute", func() {
 		placement, err := fake.NewPlacement()
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(placement.Close)
-		f, err = forward.New(forward.Config{LoadDistributor: placement.Address(), MaxConnections: 100, MaxBytes: 1 << 20, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
-		Expect(err).NotTo(HaveOccurred())
-		f.SetBrokerID("front")
-		f.SetKey([]byte("the key"))
+		f = startForwarder(placement)
+		f.SetBroker("front", "")
 		n = start(func(_ *broker.Config, c *conn.Config) {
 			c.Forward, c.Session.Forwarded, c.Session.Limits.MaxMessageSize, c.Session.Limits.MaxBodySize = f, true, 1000, 3000
 		})
 		placement.Place("t", n.address, "sensor")
-		ctx, stop := context.WithCancel(context.Background())
-		ran := make(chan error, 1)
-		go func() { ran <- f.Run(ctx) }()
-		DeferCleanup(func() {
-			stop()
-			Eventually(ran).Should(Receive(BeNil()))
-		})
 	})
 
 	// relayed returns a function that waits until a consumer at the front broker has received a text.

@@ -58,10 +58,11 @@ func (p *authServer) answers(text string) {
 	p.mu.err, p.mu.answer = nil, text
 }
 
-func (p *authServer) fails() {
+// fails sets the error of every further answer.
+func (p *authServer) fails(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.mu.err = errors.New("no server answers")
+	p.mu.err = err
 }
 
 func (p *authServer) expiresAfter(ttl time.Duration) {
@@ -160,7 +161,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 			c.expectEOF()
 		},
 		Entry("that is granted nothing", func() { p.mu.answer = `{"ttl":1}` }, "E_UNAUTHORIZED AUTH no authorizations found"),
-		Entry("about whom no server answers", func() { p.fails() }, "E_AUTH_FAILED AUTH failed"),
+		Entry("about whom no server answers", func() { p.fails(errors.New("no server answers")) }, "E_AUTH_FAILED AUTH failed"),
 		Entry("whose answer is damaged", func() { p.mu.answer = "{" }, "E_AUTH_FAILED AUTH failed"),
 	)
 
@@ -233,10 +234,10 @@ var _ = overBoth("a node that asks an auth server", func() {
 		c.expectEOF()
 	})
 
-	It("lets no client go on with an answer that has expired and cannot be had again", func() {
+	It("refuses clients whose answer has expired and cannot be renewed", func() {
 		p.expiresAfter(time.Nanosecond)
 		c := authed()
-		p.fails()
+		p.fails(errors.New("no server answers"))
 		c.send(publishing["PUB"])
 		c.expect(wire.FrameError, "E_AUTH_FAILED AUTH failed")
 		c.expectEOF()

@@ -95,6 +95,7 @@ func (c *client) flushBatch(now mono.Time) verdict {
 				continue
 			default:
 				err = Refusal([]byte(name), err)
+				c.turn++
 			}
 			if err == nil && c.pubs.weight > 0 {
 				op.Reply = b.publisher.Advice()
@@ -142,6 +143,8 @@ func (c *client) flushFins(now mono.Time) {
 	for i, err := range b.errs {
 		if err == nil {
 			n++
+		} else {
+			c.turn++
 		}
 		b.op.ID = b.ids[i]
 		c.sess.Answer(&b.op, err)

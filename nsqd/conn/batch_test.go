@@ -80,7 +80,7 @@ var _ = overBoth("publishes that come together", func() {
 		Entry("everything, for good", true, true),
 	)
 
-	It("are on the disk once each, of connections that come together, go on or end", func() {
+	It("are on the disk once each, whether their connections stay or end", func() {
 		log := slog.New(slog.NewTextHandler(GinkgoWriter, nil))
 		path := GinkgoT().TempDir()
 		st, err := broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, WriteThrough: true, Fsync: true, Log: log})

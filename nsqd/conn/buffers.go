@@ -92,9 +92,9 @@ func (c *client) grow(size int) bool {
 	return true
 }
 
-// releaseBuffer empties the buffer and returns it to the pool. Requires: as for grow.
+// releaseBuffer empties the buffer, so that the client is not paused, and returns it to the pool. Requires: as for grow.
 func (c *client) releaseBuffer() {
 	c.env.buffers.put(c.buf)
-	c.buf, c.r, c.w = nil, 0, 0
+	c.buf, c.r, c.w, c.paused = nil, 0, 0, false
 	c.env.memory.charge(c, 0)
 }

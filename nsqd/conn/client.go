@@ -17,7 +17,6 @@ import (
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/forward"
 	"github.com/srtm-io/srtm/nsqd/mqtt"
 )
 
@@ -37,12 +36,14 @@ type client struct {
 	driver     driver
 	in         stream // the socket with its negotiated layers
 	sess       protocol
-	peer       peer         // sess
+	peer       peer         // of sess
 	mqtt       *mqtt.Client // sess; nil: NSQ
 	awaitsTLS  bool         // the handshake reads the next bytes
 	wall       mono.Wall    // time of the last read
 	buf        []byte       // buf[r:w] is read and not yet consumed
 	r, w       int
+	turn       int          // commands of the current consume that no batch carried out
+	paused     bool         // consume has stopped at maxTurn
 	charge     memoryCharge // buf's share of env.memory
 	cred       credentials
 	sub        subscription   // nil: the client does not subscribe
@@ -79,7 +80,7 @@ type protocol interface {
 	Tick(now mono.Time)
 }
 
-// peer is what a session knows about its client. The same type implements protocol.
+// peer is what a session knows about its client.
 type peer interface {
 	Need() int
 	LastCommand() mono.Time
@@ -253,6 +254,11 @@ const (
 	mustMove           // the connection needs a goroutine from this command on
 )
 
+// maxTurn limits the commands that consume carries out at once, so that other connections have their
+// turn. Commands in batches do not count, because such a command costs little, unless the command is
+// refused. The limit also bounds the output of a turn.
+const maxTurn = 256
+
 type task struct {
 	op      session.Op
 	n       int           // size of the command in bytes
@@ -260,9 +266,9 @@ type task struct {
 	stamped bool
 }
 
-// consume handles every whole command in the buffer, then writes the replies. If the driver does
-// not admit an operation, consume leaves it in t and returns mustWait or mustMove. An error ends the
-// connection.
+// consume handles the whole commands in the buffer, then writes the replies. After maxTurn commands it
+// sets paused, and the driver calls consume again before it reads. If the driver does not admit an
+// operation, consume leaves it in t and returns mustWait or mustMove. An error ends the connection.
 func (c *client) consume(t *task) (verdict, error) {
 	now := clock.Mono()
 	c.wall = clock.Wall()
@@ -275,6 +281,7 @@ func (c *client) consume(t *task) (verdict, error) {
 		}
 	}
 	filled := c.w == len(c.buf)
+	c.turn, c.paused = 0, false
 	for {
 		t.n, t.stamped = c.sess.StepInto(c.buf[c.r:c.w], now, &t.op), false
 		if t.n == 0 && t.op.Kind == session.OpNone {
@@ -284,6 +291,10 @@ func (c *client) consume(t *task) (verdict, error) {
 			return v, err
 		}
 		if closing, _ := c.sess.Closing(); closing {
+			break
+		}
+		if c.turn >= maxTurn {
+			c.paused = true
 			break
 		}
 	}
@@ -318,6 +329,9 @@ func (c *client) carryOut(t *task, now mono.Time) (verdict, error) {
 	}
 	if v != carriedOut {
 		return v, nil
+	}
+	if op.Kind != session.OpFin {
+		c.turn++
 	}
 	switch {
 	case op.Kind.Upgrade():
@@ -430,11 +444,33 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 	return nil
 }
 
-// openSubscription subscribes to op's topic and channel. notify reports messages.
+// openSubscription subscribes to op's topic and channel, at this broker or at the topic's brokers. notify
+// reports messages.
 func openSubscription(c *client, op *session.Op, now mono.Time, notify func()) (sub consumer, err error) {
 	if err := c.permit(op, now); err != nil {
 		return sub, err
 	}
+	for {
+		local, err := subscribeHere(c, op, notify)
+		if err == nil {
+			return consumer{local, local, local}, nil
+		}
+		if !c.shouldForward(err) {
+			return sub, err
+		}
+		relayed, err := c.relay(op, nil, notify)
+		if err != nil {
+			return sub, Refusal(op.Topic, err)
+		}
+		if relayed != nil {
+			return consumer{relayed, relayed, relayed}, nil
+		}
+	}
+}
+
+// subscribeHere subscribes to op's topic and channel at this broker. If the topic is elsewhere, shouldForward
+// reports true for the error.
+func subscribeHere(c *client, op *session.Op, notify func()) (*broker.Subscription, error) {
 	id := c.peer.Identity()
 	params := broker.Subscriber{
 		MsgTimeout: id.MsgTimeout,
@@ -443,27 +479,22 @@ func openSubscription(c *client, op *session.Op, now mono.Time, notify func()) (
 	}
 	for {
 		t, err := c.env.broker.TopicForClient(op.Topic)
-		if c.shouldForward(err) {
-			var relayed *forward.Subscription
-			if t, relayed, err = c.relay(op, &id, notify); relayed != nil {
-				return consumer{relayed, relayed, relayed}, nil
-			}
-		}
-		if errors.Is(err, broker.ErrTooManyTopics) {
-			return sub, wire.Wrap(wire.CodeSubFailed, "SUB failed, the limit of topics is reached", err)
-		}
-		if err != nil {
-			return sub, Refusal(op.Topic, err)
+		switch {
+		case c.shouldForward(err):
+			return nil, err
+		case errors.Is(err, broker.ErrTooManyTopics):
+			return nil, wire.Wrap(wire.CodeSubFailed, "SUB failed, the limit of topics is reached", err)
+		case err != nil:
+			return nil, Refusal(op.Topic, err)
 		}
 		local, err := t.Subscribe(string(op.Channel), params, notify)
-		if err == nil {
-			return consumer{local, local, local}, nil
-		}
-		if errors.Is(err, broker.ErrStorage) {
-			return sub, wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel cannot be stored now", err)
-		}
-		if !errors.Is(err, broker.ErrGone) { // ErrGone: deleted since the look-up
-			return sub, Refusal(op.Topic, err)
+		switch {
+		case err == nil:
+			return local, nil
+		case errors.Is(err, broker.ErrStorage):
+			return nil, wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel cannot be stored now", err)
+		case !errors.Is(err, broker.ErrGone): // ErrGone: deleted since the look-up
+			return nil, Refusal(op.Topic, err)
 		}
 	}
 }

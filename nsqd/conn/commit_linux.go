@@ -224,7 +224,7 @@ func (c *commit) storeBatch(now mono.Time) {
 		case err != nil:
 			s.client.answerPublish(&s.heldTask.op, c.topic, Refusal(s.heldTask.op.Topic, err))
 		default:
-			add(&s.client.pubs.target(s.heldTask.op.Topic, publisherOf(&s.heldTask.op)).count.count, 1)
+			add(&s.client.stats.counter(c.topic.Name()).count, 1) // the publisher may have moved since store
 			s.client.answerPublish(&s.heldTask.op, c.topic, nil)
 		}
 		s.verdict, s.err = carriedOut, nil

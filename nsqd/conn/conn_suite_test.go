@@ -1,6 +1,7 @@
 package conn_test
 
 import (
+	"log/slog"
 	"runtime"
 	"testing"
 
@@ -20,6 +21,9 @@ func TestConn(t *testing.T) {
 
 // loops is the number of event loops of the nodes in the present spec.
 var loops int
+
+// log is the log of the nodes in the present spec; nil: GinkgoWriter.
+var log *slog.Logger
 
 // overBoth describes behaviour that both drivers must have.
 func overBoth(text string, body func()) bool {

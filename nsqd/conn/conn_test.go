@@ -41,13 +41,16 @@ func start(change func(*broker.Config, *conn.Config)) *node {
 
 func startWith(mode hook.Mode, change func(*broker.Config, *conn.Config)) *node {
 	GinkgoHelper()
-	log := slog.New(slog.NewTextHandler(GinkgoWriter, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	sc := session.DefaultConfig()
 	sc.Version = "test"
 	bc := broker.Config{Capacity: 1000, MaxMsgTimeout: time.Minute, AutoCreate: true}
 	cc := conn.Config{Session: &sc, WriteTimeout: testkit.Hang, Loops: loops}
 	if change != nil {
 		change(&bc, &cc)
+	}
+	log := log
+	if log == nil {
+		log = slog.New(slog.NewTextHandler(GinkgoWriter, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	b, err := broker.New(bc)
 	Expect(err).NotTo(HaveOccurred())

@@ -6,3 +6,10 @@ func (s *Server) Bodies() int64 {
 	defer s.memory.mu.Unlock()
 	return s.memory.mu.used
 }
+
+// EvictedOpen returns the number of evicted clients that still have their descriptors.
+func (s *Server) EvictedOpen() int {
+	s.clients.mu.Lock()
+	defer s.clients.mu.Unlock()
+	return s.clients.mu.evictedOpen
+}

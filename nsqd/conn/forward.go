@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/forward"
+	"github.com/srtm-io/srtm/nsqd/mqtt"
 	"github.com/srtm-io/srtm/pacing/police"
 )
 
@@ -70,8 +71,30 @@ func (c *client) forward(name []byte, as string, p *broker.Published, bodies *wi
 		m.Batch, n = bodies, bodies.Len()
 	}
 	c.pubs.sent, c.pubs.unanswered = l.Begin(c.env.ctx, string(name), m), true
-	add(&c.stats.counter(string(name)).count, n)
+	counter, target := c.stats.counter(string(name)), c.pubs.sent.Target()
+	add(&counter.count, n)
+	if c.pubs.sent.Returned() { // the publisher has moved back
+		counter.moved.Store(false)
+		target = ""
+	}
+	if !c.pubs.sent.Failed() {
+		mqttConn{c}.seekHome(string(name), as, target)
+	}
 	return nil
+}
+
+// seekHome searches the broker of an MQTT connection's first publisher (target.as), if the client follows
+// server references. target is the address of the broker that got the publish; "": this broker. seekHome does
+// not block.
+func (m mqttConn) seekHome(topic, as, target string) {
+	c := m.c
+	if c.env.cfg.Forward == nil || !c.mqtt.SeeksHome(topic, as, target) {
+		return
+	}
+	p, secure := c.forwardIdentity(as), c.stats.tls.Load() != nil
+	c.mqtt.SetHome(mqtt.Home{Topic: topic, As: as, Publisher: p.Name(), Target: target, Find: func(ctx context.Context) (string, error) {
+		return c.env.cfg.Forward.MQTTServer(ctx, topic, p, secure)
+	}})
 }
 
 // line returns the line of a publisher (target.as), or nil.
@@ -99,43 +122,45 @@ const (
 	findPause    = 200 * time.Millisecond
 )
 
-// relay subscribes at the brokers that have the topic. If the topic does not exist, relay creates
-// it. If the new topic is on this broker, relay returns the topic instead. Errors: ErrUnknownTopic,
-// *wire.Error.
-func (c *client) relay(op *session.Op, id *session.Identity, notify func()) (t *broker.Topic, sub *forward.Subscription, err error) {
-	params := forward.Subscriber{Publisher: c.forwardIdentity(""), Hostname: id.Hostname, MsgTimeout: id.MsgTimeout, SampleRate: id.SampleRate, Attributes: c.mqtt != nil}
+// relay subscribes at the brokers that have the topic, or at the others alone. If the topic does not exist, relay
+// creates it, unless the topic has a part on this broker. If the new topic is on this broker, relay returns nil.
+// Errors: ErrUnknownTopic, *wire.Error.
+func (c *client) relay(op *session.Op, others *forward.Others, notify func()) (sub *forward.Subscription, err error) {
+	id := c.peer.Identity()
+	params := forward.Subscriber{
+		Publisher: c.forwardIdentity(""), Hostname: id.Hostname, MsgTimeout: id.MsgTimeout, SampleRate: id.SampleRate,
+		Attributes: c.mqtt != nil, Others: others,
+	}
 	name := string(op.Topic)
 	err = c.interruptibly(func(ctx context.Context) error {
-		relayed, err := c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, notify)
-		if forward.IsUnknown(err) {
-			createErr := c.env.cfg.Forward.Create(ctx, name, params.Publisher)
-			if createErr != nil {
-				c.env.log.Warn("cannot find or create the topic of a subscription", obs.KeyRemote, c.remote, obs.KeyTopic, name, obs.KeyError, createErr)
-			}
-			if t, err = c.env.broker.Topic(op.Topic); err == nil {
-				return nil
-			}
-			if createErr != nil {
-				return err
-			}
-			// The loaddistributor that lists brokers may learn of the new topic later than the
-			// loaddistributor that created it.
-			for range findAttempts {
-				relayed, err = c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, notify)
-				if !forward.IsUnknown(err) || !clock.Sleep(ctx, findPause) {
-					break
-				}
-			}
+		sub, err = c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, notify)
+		if !forward.IsUnknown(err) || others != nil && others.Here {
+			return err
 		}
-		if err == nil {
-			sub = relayed
+		createErr := c.env.cfg.Forward.Create(ctx, name, params.Publisher)
+		if createErr != nil {
+			c.env.log.Warn("cannot find or create the topic of a subscription", obs.KeyRemote, c.remote, obs.KeyTopic, name, obs.KeyError, createErr)
+		}
+		if _, missing := c.env.broker.Topic(op.Topic); missing == nil {
+			return nil
+		}
+		if createErr != nil {
+			return err
+		}
+		// The loaddistributor that lists brokers may learn of the new topic later than the
+		// loaddistributor that created it.
+		for range findAttempts {
+			sub, err = c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, notify)
+			if !forward.IsUnknown(err) || !clock.Sleep(ctx, findPause) {
+				break
+			}
 		}
 		return err
 	})
 	if forward.IsUnknown(err) {
 		err = broker.ErrUnknownTopic
 	}
-	return t, sub, err
+	return sub, err
 }
 
 // forwardIdentity returns the identity of a publisher (target.as) for other brokers.

@@ -173,6 +173,9 @@ func (g *goroutine) read() error {
 			}
 			return cause
 		}
+		if g.client.paused {
+			continue
+		}
 		if err := g.setDeadline(); err != nil {
 			return err
 		}

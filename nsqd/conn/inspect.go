@@ -86,6 +86,7 @@ func (s *subscribed) local() *broker.Subscription {
 type pubCount struct {
 	topic string
 	count atomic.Uint64 // written by the reader
+	moved atomic.Bool   // the publisher has moved: publishes are forwarded, although the topic is here; MQTT
 }
 
 // maxPubCounts limits the separately counted topics of a client. The last place counts all further

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -46,7 +47,7 @@ type loop struct {
 	buf       []byte          // read buffer
 	task      task            // the current command
 	readBytes int             // bytes read from sockets since the last flushAll
-	delivered []*slot         // subscribers that were sent messages in this turn
+	delivered []*slot         // subscribers that were sent messages and not read since, see partialFlush
 	outgoing  broker.Outgoing // frames to write
 	sealed    []byte          // frames to write, encrypted
 	offloaded sync.WaitGroup
@@ -64,6 +65,10 @@ const (
 	// copied is the largest part of an unfinished command that is moved in front of the next read.
 	// A larger part stays in a buffer of the connection's own.
 	copied = 4 << 10
+	// maxFollowed is the maximum number of subscribers that partialFlush reads because they were
+	// sent messages in an earlier turn. A read without input takes a thousandth of the time in
+	// which publishers fill loopBuffer.
+	maxFollowed = 16
 	// maxPendingReplies limits the unwritten replies of a connection. At the limit the loop stops
 	// reading from the connection.
 	maxPendingReplies = 64 << 10
@@ -231,6 +236,9 @@ func (l *loop) run() {
 		}
 		l.effort.endTurn(now.Sub(began))
 		l.group.lookIfDue(now)
+		if o.to != nil || l.finalOrder.to != nil {
+			l.forgetDelivered()
+		}
 		if o.to != nil {
 			l.carryOut(o)
 		} else if l.finalOrder.to != nil {
@@ -242,11 +250,12 @@ func (l *loop) run() {
 // partialFlush writes the turn's output so far, and reads from the subscribers that were sent
 // messages. Without it, publishers with full sockets would publish more messages in a turn than RDY
 // allows to deliver. The waiting messages would take fresh memory, which is not in the processor's
-// cache.
+// cache. Most messages of a turn are sent at the end of the turn, so the subscribers of the turn
+// before are read, too: their own events come after all publishers.
 func (l *loop) partialFlush() {
 	n := len(l.delivered)
 	for i := range n {
-		if s := l.delivered[i]; !s.offloaded && s.phase == open && s.events&unix.EPOLLIN != 0 {
+		if s := l.delivered[i]; !s.offloaded && s.phase == open && s.events&unix.EPOLLIN != 0 && !s.client.paused {
 			l.readable(s)
 		}
 	}
@@ -256,10 +265,17 @@ func (l *loop) partialFlush() {
 	l.readBytes = 0
 }
 
-// resetTurn clears the state of one turn.
+// resetTurn clears the state of one turn, except the last subscribers in delivered.
 func (l *loop) resetTurn() {
+	l.delivered = slices.Delete(l.delivered, 0, max(0, len(l.delivered)-maxFollowed))
+	l.delivered = slices.DeleteFunc(l.delivered, func(s *slot) bool { return !s.offloaded && s.phase != open })
+	l.readBytes = 0
+}
+
+// forgetDelivered precedes the move of connections to another loop, which owns their slots then.
+func (l *loop) forgetDelivered() {
 	clear(l.delivered)
-	l.delivered, l.readBytes = l.delivered[:0], 0
+	l.delivered = l.delivered[:0]
 }
 
 func (l *loop) close() {
@@ -284,7 +300,7 @@ func (l *loop) handleEvent(e *rawfd.Event) {
 	if e.Events&unix.EPOLLOUT != 0 {
 		l.writable(s)
 	}
-	if e.Events&^unix.EPOLLOUT != 0 && s.phase != gone {
+	if e.Events&^unix.EPOLLOUT != 0 && s.phase != gone && !s.client.paused { // the inbox has a paused connection
 		l.readable(s)
 	}
 }
@@ -380,10 +396,10 @@ func (l *loop) markDirty(s *slot) {
 }
 
 // readable reads once. The rest of the input causes another event, except data that TLS has read
-// ahead, which readable reads, too.
+// ahead, which readable reads, too. A paused connection continues in the next turn.
 func (l *loop) readable(s *slot) {
 	for l.readOnce(s); s.unread(); l.readOnce(s) {
-		if l.readBytes >= loopBuffer {
+		if s.client.paused || l.readBytes >= loopBuffer {
 			s.post()
 			return
 		}
@@ -399,19 +415,24 @@ func (l *loop) readOnce(s *slot) {
 		l.fail(s, nil) // the peer has hung up
 		return
 	}
-	if unconsumed := s.client.w - s.client.r; unconsumed <= copied {
+	unconsumed := s.client.w - s.client.r
+	switch {
+	case s.client.paused:
+	case unconsumed <= copied:
 		n := copy(l.buf, s.client.buf[s.client.r:s.client.w])
 		s.client.releaseBuffer()
 		s.client.buf, s.client.w = l.buf, n
-	} else if !s.client.makeRoom() {
+	case !s.client.makeRoom():
 		l.markDirty(s)
 		return
 	}
 	var n int
 	var err error
-	if s.client.awaitsTLS { // the handshake reads the bytes
+	switch {
+	case s.client.paused:
+	case s.client.awaitsTLS: // the handshake reads the bytes
 		s.client.awaitsTLS = false
-	} else {
+	default:
 		n, err = s.read()
 	}
 	l.readBytes += n
@@ -714,7 +735,7 @@ func (l *loop) wrote(s *slot, g *broker.Outgoing) {
 	if n := g.Messages(); n > 0 {
 		s.client.deliveries.Wrote(g)
 		add(&s.client.stats.messages, n)
-		if k := len(l.delivered); k == 0 || l.delivered[k-1] != s {
+		if !slices.Contains(l.delivered[max(0, len(l.delivered)-maxFollowed):], s) {
 			l.delivered = append(l.delivered, s)
 		}
 	}

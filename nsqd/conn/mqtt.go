@@ -6,10 +6,13 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	mqttsession "github.com/srtm-io/srtm/mqtt/session"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/auth"
+	"github.com/srtm-io/srtm/nsqd/forward"
 	"github.com/srtm-io/srtm/nsqd/mqtt"
 	"github.com/srtm-io/srtm/pacing/police"
 )
@@ -28,7 +31,7 @@ const (
 func newMQTTClient(e *env, remote string, secure bool) *client {
 	c := &client{env: e, remote: remote, awaitsTLS: secure, stats: connStats{connected: time.Now()}}
 	c.mqtt = e.cfg.MQTT.NewClient(mqttConn{c}, secure, clock.Mono())
-	c.sess, c.peer = c.mqtt, c.mqtt
+	c.sess, c.peer = c.mqtt, c.mqtt.Session
 	return c
 }
 
@@ -41,7 +44,11 @@ func (m mqttConn) Authenticate(secret string) error {
 		return nil
 	}
 	m.c.cred.secret = secret
-	if err := m.c.ask(); err != nil {
+	err := m.c.ask()
+	switch {
+	case errors.Is(err, auth.ErrRefused):
+		return &mqttsession.Error{Reason: mqttsession.BadUserOrPassword, Text: "the auth server refuses the user name or the password", Cause: err}
+	case err != nil:
 		return err
 	}
 	if m.c.cred.grant.Rules() == 0 {
@@ -58,7 +65,30 @@ func (m mqttConn) Permit(topic string) error {
 // Subscribe implements mqtt.Connection.
 func (m mqttConn) Subscribe(topic, channel string, notify func()) (mqtt.Subscription, error) {
 	op := &session.Op{Kind: session.OpSub, Topic: []byte(topic), Channel: []byte(channel)}
-	return openSubscription(m.c, op, clock.Mono(), notify)
+	if err := m.c.permit(op, clock.Mono()); err != nil {
+		return nil, err
+	}
+	sub, err := subscribeHere(m.c, op, notify)
+	switch {
+	case err == nil:
+		return sub, nil
+	case m.c.shouldForward(err):
+		return nil, nil
+	}
+	return nil, err
+}
+
+// Relay implements mqtt.Connection.
+func (m mqttConn) Relay(topic, channel string, here bool, until mono.Time, notify func()) (mqtt.Subscription, mqtt.Others, error) {
+	if m.c.env.cfg.Forward == nil {
+		return nil, nil, nil
+	}
+	op := &session.Op{Kind: session.OpSub, Topic: []byte(topic), Channel: []byte(channel)}
+	sub, err := m.c.relay(op, &forward.Others{Here: here, Until: until}, notify)
+	if sub == nil {
+		return nil, nil, err
+	}
+	return sub, sub, err
 }
 
 // Identity implements mqtt.Connection.
@@ -105,7 +135,7 @@ func (m mqttConn) refresh() error {
 func (m mqttConn) logEnd(e *mqttsession.Error) {
 	c := m.c
 	switch e.Reason {
-	case mqttsession.ShuttingDown, mqttsession.TakenOver, mqttsession.KeepAliveTimeout, mqttsession.UseAnotherServer, mqttsession.ServerMoved:
+	case mqttsession.ShuttingDown, mqttsession.TakenOver, mqttsession.KeepAliveTimeout, mqttsession.UseAnotherServer:
 		c.env.log.Debug("connection ended", obs.KeyRemote, c.remote, obs.KeyError, e)
 		return
 	}
@@ -133,6 +163,6 @@ func (m mqttConn) waitToRepeat(refused error) (again bool) {
 		again = clock.Sleep(ctx, pause) && !c.quitting.Load() && !c.stopping.Load()
 		return nil
 	})
-	c.mqtt.Heard(clock.Mono())
+	c.mqtt.Session.Heard(clock.Mono())
 	return again
 }

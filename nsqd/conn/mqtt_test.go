@@ -2,9 +2,14 @@ package conn_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -12,12 +17,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/client/fake"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/mqtt/packet"
 	"github.com/srtm-io/srtm/mqtt/session"
 	nsq "github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/mqtt"
@@ -32,13 +39,15 @@ type device struct {
 	connack packet.Ending
 }
 
-// startMQTT starts a node with a listener for MQTT. dial connects a device.
+// startMQTT starts a node with a listener for MQTT. dial connects a device. A device whose id begins with
+// "follower" follows server references.
 func startMQTT(change func(*broker.Config, *session.Config), more ...func(*conn.Config)) (n *node, dial func(version byte, id string) *device) {
 	GinkgoHelper()
 	config := mqtt.Config{
 		Session: session.DefaultConfig(), Folder: GinkgoT().TempDir(), Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
 		Publish:       func(context.Context, string, string, *nsq.Will) error { return nil },
 		DeleteChannel: func(context.Context, string, string, bool) error { return nil },
+		ClaimChannel:  func(context.Context, string, string) error { return nil },
 	}
 	n = start(func(b *broker.Config, c *conn.Config) {
 		change(b, &config.Session)
@@ -65,7 +74,8 @@ func startMQTT(change func(*broker.Config, *session.Config), more ...func(*conn.
 		DeferCleanup(nc.Close)
 		Expect(nc.SetDeadline(time.Now().Add(testkit.Hang))).To(Succeed())
 		d := &device{nc: nc, version: version}
-		d.send(withPassword(packet.AppendConnect(nil, packet.Hello{Version: version, ClientID: id}), id, id+"'s password"))
+		hello := packet.Hello{Version: version, ClientID: id, Redirect: strings.HasPrefix(id, "follower")}
+		d.send(withPassword(packet.AppendConnect(nil, hello), id, id+"'s password"))
 		d.connack, err = packet.ParseConnack(version, d.packet(packet.Connack))
 		Expect(err).NotTo(HaveOccurred())
 		return d
@@ -91,7 +101,7 @@ func (d *device) send(b []byte) {
 }
 
 // packet returns the body of the next packet, which must be of that kind.
-func (d *device) packet(want byte) []byte {
+func (d *device) packet(want packet.Kind) []byte {
 	GinkgoHelper()
 	for {
 		kind, body, n, err := packet.Parse(d.in, 1<<20)
@@ -120,6 +130,16 @@ func (d *device) acknowledged(id uint16, reason byte) {
 	got, code, err := packet.ParsePuback(d.packet(packet.Puback))
 	Expect(err).NotTo(HaveOccurred())
 	Expect([]any{got, code}).To(Equal([]any{id, reason}))
+}
+
+// referredTo waits for the end of the connection, with the address of another broker.
+func (d *device) referredTo(address string) {
+	GinkgoHelper()
+	ending, err := packet.ParseDisconnect(d.packet(packet.Disconnect))
+	Expect(err).NotTo(HaveOccurred())
+	Expect(ending).To(And(HaveField("Reason", byte(session.UseAnotherServer)), HaveField("Reference", address)))
+	_, err = io.Copy(io.Discard, d.nc)
+	Expect(err).NotTo(HaveOccurred())
 }
 
 var _ = overBoth("MQTT", func() {
@@ -209,7 +229,76 @@ var _ = overBoth("MQTT", func() {
 		Expect(protocols).To(Equal(map[string]string{"old": "mqtt3.1.1", "new": "mqtt5"}))
 	})
 
-	It("tells a publisher that must move to use another broker, and lets others publish", func() {
+	It("forwards for publishers that have moved, and sends followers to the other broker", func() {
+		placement, err := fake.NewPlacement()
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(placement.Close)
+		f := startForwarder(placement)
+		forwards := func(c *conn.Config) { c.Forward, c.Session.Forwarded = f, true }
+		n, dial := startMQTT(func(*broker.Config, *session.Config) {}, forwards)
+		elsewhere := start(func(_ *broker.Config, c *conn.Config) { forwards(c) })
+		placement.ServeMQTT(elsewhere.address, "elsewhere.example:1883")
+		f.SetBroker("b-"+n.address, n.address)
+		ids := map[string]bool{"old": true, "stays": true, "follower": true}
+		place := func(address string) { placement.Place("t", address, slices.Collect(maps.Keys(ids))...) }
+		place(n.address)
+		placement.Place("t", elsewhere.address, "follower 2")
+		old, stays, follower, other := dial(4, "old"), dial(5, "stays"), dial(5, "follower"), dial(5, "other")
+		all := []*device{old, stays, follower, other}
+		for _, d := range all {
+			d.publish("t", 1, "before")
+			d.acknowledged(1, 0)
+		}
+		accepted := func(at *node) uint64 {
+			topic, err := at.broker.Topic([]byte("t"))
+			Expect(err).NotTo(HaveOccurred())
+			return topic.Stats().Counters.Accepted
+		}
+		Expect(accepted(n)).To(BeEquivalentTo(4))
+
+		// A follower whose publisher belongs to another broker learns so after its first publish.
+		late := dial(5, "follower 2")
+		late.publish("t", 1, "stored here")
+		late.acknowledged(1, 0)
+		late.referredTo("elsewhere.example:1883")
+		Expect(accepted(n)).To(BeEquivalentTo(5))
+
+		place(elsewhere.address)
+		Expect(n.server.DrainPublishers("t", ids)).To(Equal(3))
+		follower.referredTo("elsewhere.example:1883")
+		for _, d := range []*device{old, stays, other} {
+			d.publish("t", 2, "after")
+			d.acknowledged(2, 0)
+		}
+		Expect(accepted(n)).To(BeEquivalentTo(6), "of the device that has not moved")
+		Expect(accepted(elsewhere)).To(BeEquivalentTo(2))
+
+		// A follower is not sent back and forth.
+		follower = dial(5, "follower")
+		follower.publish("t", 1, "here again")
+		follower.acknowledged(1, 0)
+
+		// A publisher that has moved back publishes here again, without another connection.
+		place(n.address)
+		returned := func() (count uint64) { // publishes that this broker has forwarded to itself
+			for _, c := range n.server.Clients() {
+				for _, p := range c.Published {
+					if c.Origin != nil {
+						count += p.Count
+					}
+				}
+			}
+			return count
+		}
+		Eventually(func() bool {
+			here, forwarded := accepted(n), returned()
+			stays.publish("t", 3, "back")
+			stays.acknowledged(3, 0)
+			return accepted(n) == here+1 && returned() == forwarded
+		}).Should(BeTrue())
+	})
+
+	It("tells a publisher that must move to use another broker if it does not forward, and lets others publish", func() {
 		n, dial := startMQTT(func(*broker.Config, *session.Config) {})
 		moved, old, other := dial(5, "moved"), dial(4, "old"), dial(5, "other")
 		for _, d := range []*device{moved, old, other} {
@@ -238,7 +327,8 @@ var _ = overBoth("MQTT", func() {
 			prepare func()
 			reason  session.Reason
 		}{
-			{p.fails, session.ServerUnavailable},
+			{func() { p.fails(errors.New("no server answers")) }, session.ServerUnavailable},
+			{func() { p.fails(fmt.Errorf("auth server a: %w", auth.ErrRefused)) }, session.BadUserOrPassword},
 			{func() { p.answers(`{"ttl":3600,"identity":"me","authorizations":[]}`) }, session.NotAuthorized},
 		} {
 			refused.prepare()
@@ -247,6 +337,8 @@ var _ = overBoth("MQTT", func() {
 			_, err := io.Copy(io.Discard, d.nc)
 			Expect(err).NotTo(HaveOccurred(), "the end of the connection")
 		}
+		p.fails(auth.ErrRefused)
+		Expect(dial(4, "sensor").connack.Reason).To(BeEquivalentTo(4), "bad user name or password")
 		p.permits(`"publish"`, "allowed", ".*")
 		d := dial(5, "sensor")
 		Expect(d.connack.Reason).To(BeZero())

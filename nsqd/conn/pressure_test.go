@@ -195,7 +195,7 @@ var _ = Describe("a connection that leaves its loop", func() {
 		loops = 1
 	})
 
-	It("gets the answers to what it sent before, and goes on in the new wrapping", func() {
+	It("gets the answers to its earlier commands, and continues in the new wrapping", func() {
 		n := start(func(_ *broker.Config, c *conn.Config) { c.Session.Deflate = true })
 		p := n.dial()
 		var in []byte

@@ -120,7 +120,7 @@ func (c *client) publishTo(name, as []byte) (*target, error) {
 		find = c.env.broker.Topic // creating a topic may require requests to other processes
 	}
 	t, err := find(name)
-	if err == nil && t.Retired() {
+	if err == nil && (t.Retired() || c.stats.movedAway(name)) {
 		err = broker.ErrRetired
 	}
 	switch {
@@ -143,6 +143,7 @@ func (c *client) publishTo(name, as []byte) (*target, error) {
 		publisher.Pace(c.pubs.weight)
 	}
 	c.pubs.targets = append(c.pubs.targets, target{t, string(as), publisher, c.stats.counter(t.Name())})
+	mqttConn{c}.seekHome(t.Name(), string(as), "")
 	return &c.pubs.targets[len(c.pubs.targets)-1], nil
 }
 
@@ -164,10 +165,11 @@ func (c *client) identity() police.Identity {
 	return police.Identity{Kind: "addr", ID: hostOf(c.remote)}
 }
 
-// target returns the connection's target with that topic name and publisher, or nil.
+// target returns the connection's target with that topic name and publisher, or nil. A target is not used
+// while its publisher belongs to another broker.
 func (p *publisher) target(name, as []byte) *target {
 	for i := range p.targets {
-		if target := &p.targets[i]; target.topic.Name() == string(name) && target.as == string(as) {
+		if target := &p.targets[i]; target.topic.Name() == string(name) && target.as == string(as) && !target.count.moved.Load() {
 			return target
 		}
 	}

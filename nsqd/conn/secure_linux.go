@@ -103,7 +103,7 @@ func netConn(fd int, remote string) (net.Conn, error) {
 
 // unread reports whether the loop must read from the connection although no event will come.
 func (s *slot) unread() bool {
-	return s.phase == open && !s.offloaded && s.secure != nil && s.secure.buffered && len(s.pending) < maxPendingReplies
+	return s.phase == open && !s.offloaded && len(s.pending) < maxPendingReplies && (s.client.paused || s.secure != nil && s.secure.buffered)
 }
 
 // unsent reports whether TLS has output to write.

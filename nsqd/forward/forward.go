@@ -69,7 +69,8 @@ type Config struct {
 
 // Forwarder publishes at other brokers. Create it with New, and call Run.
 type Forwarder struct {
-	brokerID string // of this broker; set by SetBrokerID
+	// This broker; set by SetBroker.
+	brokerID, address string
 
 	// Set once.
 	publishers *pool.Pool
@@ -130,8 +131,9 @@ func New(cfg Config) (*Forwarder, error) {
 	return f, nil
 }
 
-// SetBrokerID sets the id of this broker for other brokers. It must be called before the first publish.
-func (f *Forwarder) SetBrokerID(brokerID string) { f.brokerID = brokerID }
+// SetBroker sets the id of this broker and the TCP address that other brokers dial. It must be called before
+// the first publish.
+func (f *Forwarder) SetBroker(brokerID, address string) { f.brokerID, f.address = brokerID, address }
 
 // Run closes idle connections until ctx ends. Then it closes all connections and ends relayed
 // subscriptions.
@@ -180,6 +182,9 @@ type Publisher struct {
 	Visits   bool // no connection: each publish is a separate request
 }
 
+// Name is the control plane's name of the publisher.
+func (p Publisher) Name() string { return broker.PublisherName(p.ClientID, p.Identity) }
+
 // Create creates a topic to which a client subscribes, unless the topic exists. The error is nil if
 // the topic exists afterwards.
 func (f *Forwarder) Create(ctx context.Context, topic string, p Publisher) error {
@@ -187,6 +192,21 @@ func (f *Forwarder) Create(ctx context.Context, topic string, p Publisher) error
 	defer cancel()
 	_, err := f.publishers.Resolve(ctx, pool.Key{Topic: topic, As: f.origin(p, false)})
 	return err
+}
+
+// MQTTServer returns the address at which MQTT clients reach the broker of a publisher, with TLS if secure is
+// set. The address is empty if this broker is the publisher's broker, or if that broker has no such address.
+func (f *Forwarder) MQTTServer(ctx context.Context, topic string, p Publisher, secure bool) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	a, err := f.publishers.Resolve(ctx, pool.Key{Topic: topic, ID: p.Name(), As: f.origin(p, false)})
+	switch {
+	case err != nil || a.BrokerId == f.brokerID:
+		return "", err
+	case secure:
+		return a.MqttsAddress, nil
+	}
+	return a.MqttAddress, nil
 }
 
 // Line forwards the publishes of one publisher, in order. Create it with Forwarder.Line.
@@ -202,7 +222,7 @@ type Line struct {
 // Line returns a line for a publisher. Its methods must not be called concurrently; only
 // Pending.Wait may run at the same time.
 func (f *Forwarder) Line(p Publisher) *Line {
-	return &Line{forwarder: f, line: f.publishers.Line(), name: broker.PublisherName(p.ClientID, p.Identity), principal: f.origin(p, false), attributed: f.origin(p, true)}
+	return &Line{forwarder: f, line: f.publishers.Line(), name: p.Name(), principal: f.origin(p, false), attributed: f.origin(p, true)}
 }
 
 func (f *Forwarder) origin(p Publisher, attributes bool) string {
@@ -223,25 +243,28 @@ func (l *Line) Begin(ctx context.Context, topic string, m pool.Message) *Pending
 		as = l.attributed
 	}
 	return &Pending{
-		Pending: l.line.Begin(ctx, pool.Key{Topic: topic, ID: l.name, As: as}, m),
-		metrics: &l.forwarder.metrics, topic: topic, start: start, cancel: cancel,
+		Pending:   l.line.Begin(ctx, pool.Key{Topic: topic, ID: l.name, As: as}, m),
+		forwarder: l.forwarder, topic: topic, start: start, cancel: cancel,
 	}
 }
 
 // Pending is a publish in progress.
 type Pending struct {
 	pool.Pending
-	metrics *metrics
-	topic   string
-	start   mono.Time
-	cancel  context.CancelFunc
+	forwarder *Forwarder
+	topic     string
+	start     mono.Time
+	cancel    context.CancelFunc
 }
+
+// Returned reports whether the publish goes back to this broker.
+func (p *Pending) Returned() bool { return p.Target() != "" && p.Target() == p.forwarder.address }
 
 // Wait returns the outcome of the publish, as pool.Pending. Call Wait once.
 func (p *Pending) Wait() error {
 	err := p.Pending.Wait()
 	p.cancel()
-	p.metrics.record(p.Target(), pool.Result(err), clock.Mono().Sub(p.start))
+	p.forwarder.record(p.Target(), pool.Result(err), clock.Mono().Sub(p.start))
 	return err
 }
 

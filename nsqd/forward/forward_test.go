@@ -29,7 +29,7 @@ func start(t *testing.T, loaddistributor string) (*forward.Forwarder, *prometheu
 	f := testkit.Result(forward.New(forward.Config{
 		LoadDistributor: loaddistributor, MaxConnections: 1000, MaxBytes: 1 << 20, Log: slog.New(slog.DiscardHandler), Metrics: metrics,
 	})).Must(t)
-	f.SetBrokerID("b1")
+	f.SetBroker("b1", "")
 	ctx, stop := context.WithCancel(context.Background())
 	over := make(chan error, 1)
 	go func() { over <- f.Run(ctx) }()

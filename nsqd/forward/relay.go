@@ -28,6 +28,8 @@ const (
 	rotateInterval = 250 * time.Millisecond
 	// expiryMargin is how much longer than its broker a relay remembers a message that timed out.
 	expiryMargin = time.Second
+	// settleCheck is the interval in which Subscribe looks at Others.Until.
+	settleCheck = 100 * time.Millisecond
 )
 
 // Subscriber is a consumer that is connected to this broker.
@@ -37,6 +39,16 @@ type Subscriber struct {
 	MsgTimeout time.Duration
 	SampleRate int
 	Attributes bool // Take's Encoder needs the messages' attributes
+	Others     *Others
+}
+
+// Others makes a subscription relay the other brokers of the topic alone, for a consumer with a subscription of
+// its own to this broker's part. Nil: the subscription relays all brokers.
+type Others struct {
+	Here bool // the consumer has subscribed to this broker's part
+	// Until is when Subscribe stops waiting for all other brokers: if Here is set, or if a broker has accepted
+	// the subscription.
+	Until mono.Time
 }
 
 // Subscription relays the messages of a topic's brokers to one consumer. It has a connection to
@@ -58,6 +70,7 @@ type Subscription struct {
 		ended    bool // the topic or the consumer is gone
 		cause    error
 		ready    int
+		here     bool // this broker has a part of the topic, according to the last lookup
 		rota     rota
 		sources  []*source       // by address
 		dialled  map[string]bool // addresses of brokers that have a connecting goroutine
@@ -78,8 +91,9 @@ type waiting struct {
 func (w *waiting) size() int { return wire.MessageFrameSize(len(w.attribute) + len(w.message.Body)) }
 
 // Subscribe relays a channel of a topic on other brokers. It returns once the first broker has
-// answered SUB, with that broker's refusal, if any. Error: client.ErrUnknown if the topic does not
-// exist. notify is as for broker.Topic.Subscribe.
+// answered SUB, with that broker's refusal, if any. With Others, Subscribe waits until all other brokers have
+// answered, or until Others.Until. Error: client.ErrUnknown if the topic does not exist. notify is as for
+// broker.Topic.Subscribe. With Others, notify also follows a change of Here or Brokers.
 func (f *Forwarder) Subscribe(ctx context.Context, topic, channel string, subscriber Subscriber, notify func()) (*Subscription, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -94,20 +108,35 @@ func (f *Forwarder) Subscribe(ctx context.Context, topic, channel string, subscr
 		s.stop()
 		return nil, wire.NewError(wire.CodeSubFailed, "SUB failed, the broker stops")
 	}
-	var err error
-	select {
-	case err = <-s.outcome:
-	case <-ctx.Done():
-		s.mu.Lock()
-		err = cmp.Or(s.mu.cause, ctx.Err())
-		s.mu.Unlock()
-		err = wire.Wrap(wire.CodeSubFailed, "SUB failed, no broker of the topic took the subscription in time", err)
-	}
-	if err != nil {
+	if err := s.await(ctx); err != nil {
 		s.Close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// await waits until Subscribe can return, and returns the error of Subscribe.
+func (s *Subscription) await(ctx context.Context) error {
+	var check <-chan time.Time // nil: wait for the outcome alone
+	if s.subscriber.Others != nil {
+		ticker := time.NewTicker(settleCheck)
+		defer ticker.Stop()
+		check = ticker.C
+	}
+	for {
+		select {
+		case err := <-s.outcome:
+			return err
+		case <-check:
+			if o := s.subscriber.Others; !clock.Mono().Before(o.Until) && (o.Here || s.Brokers() > 0) {
+				return nil
+			}
+		case <-ctx.Done():
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return wire.Wrap(wire.CodeSubFailed, "SUB failed, no broker of the topic took the subscription in time", cmp.Or(s.mu.cause, ctx.Err()))
+		}
+	}
 }
 
 // run connects to the topic's brokers and moves the credit, until ctx ends.
@@ -130,9 +159,7 @@ func (s *Subscription) run(ctx context.Context) {
 			s.end()
 			return
 		}
-		for _, address := range addresses {
-			s.connect(ctx, brokers, address)
-		}
+		s.follow(ctx, brokers, addresses)
 		if !scheduled && s.scarce() {
 			timer.Reset(time.Duration(pauses) * rotateInterval)
 			scheduled = true
@@ -146,6 +173,59 @@ func (s *Subscription) run(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// follow connects to the brokers that a lookup has found. If enough brokers have accepted the subscription,
+// follow ends the wait of Subscribe.
+func (s *Subscription) follow(ctx context.Context, brokers *topic, addresses []string) {
+	others, here := addresses, false
+	if s.subscriber.Others != nil {
+		others = slices.DeleteFunc(slices.Clone(addresses), func(address string) bool { return address == s.forwarder.address })
+		here = len(others) < len(addresses)
+	}
+	for _, address := range others {
+		s.connect(ctx, brokers, address)
+	}
+	s.mu.Lock()
+	changed := here != s.mu.here
+	s.mu.here = here
+	enough := len(s.mu.sources) > 0
+	if s.subscriber.Others != nil {
+		enough = len(addresses) > 0
+		for _, address := range others {
+			enough = enough && slices.ContainsFunc(s.mu.sources, func(src *source) bool { return src.address == address })
+		}
+	}
+	s.mu.Unlock()
+	if changed {
+		s.notify()
+	}
+	if enough {
+		s.answer(nil)
+	}
+}
+
+// answer ends the wait of Subscribe, unless Subscribe has an answer.
+func (s *Subscription) answer(err error) {
+	select {
+	case s.outcome <- err:
+	default:
+	}
+}
+
+// Brokers returns the number of brokers that have accepted the subscription.
+func (s *Subscription) Brokers() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.mu.sources)
+}
+
+// Here reports whether this broker has a part of the topic. The consumer must subscribe to the part. Without
+// Others, Here is false.
+func (s *Subscription) Here() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.here
 }
 
 // recordFailure records why a broker did not accept the subscription. If no other broker can help, the
@@ -163,10 +243,7 @@ func (s *Subscription) recordFailure(err error) {
 	case !errors.Is(err, client.ErrUnknown):
 		return
 	}
-	select {
-	case s.outcome <- err:
-	default: // there was an answer already
-	}
+	s.answer(err)
 }
 
 // end makes the consumer's connection end.
@@ -431,10 +508,17 @@ func (s *Subscription) add(src *source) {
 		i, _ := slices.BinarySearchFunc(s.mu.sources, src.address, func(o *source, address string) int { return cmp.Compare(o.address, address) })
 		s.mu.sources = slices.Insert(s.mu.sources, i, src)
 	})
+	s.brokersChanged()
+}
+
+// brokersChanged follows a change of sources.
+func (s *Subscription) brokersChanged() {
 	wake(s.changed)
-	select {
-	case s.outcome <- nil:
-	default: // another source was first
+	s.mu.Lock()
+	open := !s.mu.ended
+	s.mu.Unlock()
+	if open && s.subscriber.Others != nil {
+		s.notify()
 	}
 }
 
@@ -445,7 +529,7 @@ func (s *Subscription) remove(src *source) {
 			s.untrackLocked(f)
 		}
 	})
-	wake(s.changed)
+	s.brokersChanged()
 }
 
 // model returns the configuration of a connection to a broker as the consumer.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -131,4 +132,45 @@ func TestBoundsOfARelay(t *testing.T) {
 	s.Close()
 	testkit.Equal(t, s.forwarder.waitingBytes.Load(), 0, "after the end")
 	testkit.Equal(t, errors.Is(s.Touch(one), queue.ErrNotInFlight), true)
+}
+
+// A relay of the other brokers waits for all other brokers, until the time is over. The relay reports a part on the
+// consumer's broker.
+func TestRelayOfTheOtherBrokers(t *testing.T) {
+	s, _, _ := relayed(t)
+	notified := 0
+	s.notify = func() { notified++ }
+	s.forwarder.SetBroker("b1", "here")
+	s.subscriber.Others = &Others{Here: true, Until: mono.Never}
+	s.outcome = make(chan error, 1)
+	s.mu.dialled = map[string]bool{"a": true, "b": true, "c": true} // no goroutine dials
+	settled := func() bool {
+		select {
+		case err := <-s.outcome:
+			testkit.NoError(t, err)
+			return true
+		default:
+			return false
+		}
+	}
+	s.follow(t.Context(), nil, nil)
+	testkit.Equal(t, settled(), false, "before a lookup")
+	s.follow(t.Context(), nil, []string{"a", "b", "c", "here"})
+	testkit.Equal(t, settled(), false, "c has not accepted")
+	testkit.Equal(t, s.Here(), true)
+	testkit.Equal(t, notified, 1)
+	s.follow(t.Context(), nil, []string{"a", "b", "here"})
+	testkit.Equal(t, settled(), true)
+	testkit.Equal(t, notified, 1)
+	s.follow(t.Context(), nil, []string{"a", "b"})
+	testkit.Equal(t, s.Here(), false)
+	testkit.Equal(t, notified, 2)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.subscriber.Others = &Others{Here: true}
+	testkit.NoError(t, s.await(t.Context()), "after the time")
+	s.subscriber.Others = nil
+	settled()
+	testkit.Equal(t, s.await(ctx) != nil, true)
 }

@@ -12,8 +12,10 @@ import (
 )
 
 const (
-	// lookupInterval is the interval between lookups of a topic with relayed subscriptions.
+	// lookupInterval is the interval between lookups of a topic with relayed subscriptions. With more than
+	// maxLookups topics the interval grows, so that this broker makes at most maxLookups lookups in an interval.
 	lookupInterval = time.Second
+	maxLookups     = 500
 	// maxMissedLookups is the number of consecutive lookups that must miss a known topic. A following
 	// loaddistributor may know a topic later than the leader.
 	maxMissedLookups = 3
@@ -46,7 +48,7 @@ func (f *Forwarder) watch(name string) *topic {
 		var ctx context.Context
 		ctx, t.stop = context.WithCancel(f.ctx)
 		f.mu.topics[name] = t
-		f.all.Go(func() { t.poll(ctx, f.publishers.Brokers) }) // safe beside all.Wait: the caller counts in all
+		f.all.Go(func() { t.poll(ctx, f.publishers.Brokers, f.lookupPause) }) // safe beside all.Wait: the caller counts in all
 	}
 	t.users++
 	return t
@@ -83,7 +85,14 @@ func (f *Forwarder) start(do func()) bool {
 	return true
 }
 
-func (t *topic) poll(ctx context.Context, find func(context.Context, string) ([]string, error)) {
+// lookupPause returns the time between two lookups of a topic.
+func (f *Forwarder) lookupPause() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return lookupInterval * time.Duration(1+len(f.mu.topics)/maxLookups)
+}
+
+func (t *topic) poll(ctx context.Context, find func(context.Context, string) ([]string, error), pause func() time.Duration) {
 	found, missed := false, 0
 	for {
 		lookupCtx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -99,7 +108,7 @@ func (t *topic) poll(ctx context.Context, find func(context.Context, string) ([]
 				return
 			}
 		}
-		if !clock.Sleep(ctx, lookupInterval) {
+		if !clock.Sleep(ctx, pause()) {
 			return
 		}
 	}

@@ -125,6 +125,9 @@ func (a *API) permit(r *http.Request) error {
 		return nsqhttp.Refuse(http.StatusServiceUnavailable, "AUTH_BUSY", "%v", err)
 	case err != nil:
 		a.faults.Warn("cannot authorise the publisher", obs.KeyRemote, r.RemoteAddr, obs.KeyError, err)
+		if errors.Is(err, auth.ErrRefused) {
+			return nsqhttp.Refuse(http.StatusUnauthorized, "AUTH_FAILED", "the auth server refuses the secret")
+		}
 		return nsqhttp.Refuse(http.StatusServiceUnavailable, "AUTH_FAILED", "no auth server gave a valid answer")
 	}
 	if topic := r.URL.Query().Get("topic"); !grant.Allows(auth.Publish, topic, "") {

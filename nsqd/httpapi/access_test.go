@@ -270,6 +270,10 @@ func TestPublishingTakesAuthorisation(t *testing.T) {
 	if lines := n.lines.Load() - before; lines == 0 || lines > 5*obs.LinesPerSecond {
 		t.Errorf("%d lines were logged of %d failures", lines, 10*obs.LinesPerSecond)
 	}
+	failure = fmt.Errorf("auth server authserver.internal: %w: answers 403 Forbidden", auth.ErrRefused)
+	for _, path := range []string{"/pub", "/mpub"} {
+		publish(path+"?topic=t", "Bearer sesame", 401, "AUTH_FAILED")
+	}
 	failure = auth.ErrBusy
 	publish("/pub?topic=t", "Bearer sesame", 503, "AUTH_BUSY")
 	testkit.Equal(t, len(n.broker.Topics()), 1, "topics were created on the way")

@@ -102,7 +102,7 @@ var lookupdMetrics = []metric[lookupd.State]{
 var topicMetrics = []metric[*broker.Stats]{
 	gauge(desc("topic_disk_files", "Files of messages on disk, of the topic and its channels.", "topic"), func(s *broker.Stats) int { return s.Disk.Segments }),
 	gauge(desc("topic_disk_bytes", "Bytes of messages on disk, of the topic and its channels.", "topic"), func(s *broker.Stats) int64 { return s.Disk.Bytes }),
-	gauge(desc("topic_disk_needed_bytes", "Bytes of messages on disk in files that some channel is not done with; the rest is retained.", "topic"), func(s *broker.Stats) int64 { return s.Needed }),
+	gauge(desc("topic_disk_needed_bytes", "Bytes of messages on disk in files with a message that some channel has not finished; the rest is retained.", "topic"), func(s *broker.Stats) int64 { return s.Needed }),
 	gauge(desc("topic_disk_open_files", "Files of messages on disk that are open.", "topic"), func(s *broker.Stats) int { return s.Disk.OpenFiles }),
 	counter(desc("topic_disk_read_bytes_total", "Bytes of the bodies of messages that were read back from disk.", "topic"), func(s *broker.Stats) uint64 { return s.Disk.ReadBytes }),
 	gauge(desc("topic_replication_pending_bytes", "Bytes of messages that most replicas do not have yet, with --durability=replicated.", "topic"), func(s *broker.Stats) int64 { return s.Disk.Pending }),
@@ -140,7 +140,7 @@ func unitRate(p broker.Paced) float64 {
 }
 
 var pacingMetrics = []metric[broker.Paced]{
-	gauge(pacing("paced", "1 while the topic's publishers are told what they may send."), func(p broker.Paced) float64 { return oneIf(p.Paced) }),
+	gauge(pacing("paced", "1 while the broker advises the topic's publishers of their rates."), func(p broker.Paced) float64 { return oneIf(p.Paced) }),
 	gauge(pacing("rate", "What a publisher may send for each unit of its weight, msg/s; 0 while no publisher is paced."), unitRate),
 	gauge(pacing("sum_weights", "Weight of all publishers that send, together."), func(p broker.Paced) float64 { return p.SumWeights }),
 	gauge(pacing("limited_share", "Part, 0 to 1, of the messages that come from publishers that want less than they may send."), func(p broker.Paced) float64 { return p.LimitedShare }),

@@ -294,7 +294,7 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 	})
 }
 
-// The broker refuses a log beside messages that NSQ's nsqd has written since the import, because nobody can tell which
+// The broker refuses a log beside messages that NSQ's nsqd has written since the import, because the broker cannot tell which
 // messages come first.
 func TestALogBesideQueuesIsRefused(t *testing.T) {
 	p := unpack(t)
@@ -420,7 +420,7 @@ func TestWhatIsMissingIsSaid(t *testing.T) {
 		return os.WriteFile(p.path("t:b.diskqueue.meta.dat"), []byte(text), 0o600)
 	}
 	for name, change := range map[string]func(p *place) error{
-		"the file is cut before the place to go on at": func(p *place) error { return meta(p, "5\n0,100000\n0,200000\n") },
+		"the file is cut before the place to resume at": func(p *place) error { return meta(p, "5\n0,100000\n0,200000\n") },
 		"a file in the middle is missing": func(p *place) error {
 			return os.Remove(p.path("t:b.diskqueue.000001.dat"))
 		},

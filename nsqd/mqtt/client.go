@@ -15,15 +15,21 @@ import (
 	"github.com/srtm-io/srtm/pacing/police"
 )
 
-// Connection is a client's connection. Authenticate, Permit and Subscribe may block. Only the
-// connection's reader calls these. Errors are *wire.Error or errors of the broker.
+// Connection is a client's connection. Authenticate, Permit, Subscribe and Relay may block. Only the
+// connection's reader calls the methods. Errors are *wire.Error or errors of the broker.
 type Connection interface {
 	// Authenticate asks the auth server, if there is one.
 	Authenticate(secret string) error
 	// Permit reports whether the client may publish to the topic.
 	Permit(topic string) error
-	// Subscribe opens a subscription on this broker, or relays a subscription from others.
+	// Subscribe opens a subscription to this broker's part of the topic. nil: this broker has no part.
 	Subscribe(topic, channel string, notify func()) (Subscription, error)
+	// Relay relays a subscription from all other brokers of the topic. here says that the client has a
+	// subscription to this broker's part. Relay waits for the other brokers, but for brokers that do not answer
+	// only until the given time. If here is not set and the topic does not exist, Relay creates the topic. nil:
+	// the broker does not forward, or the new topic is on this broker. With here, the error
+	// broker.ErrUnknownTopic says that the control plane does not know the topic.
+	Relay(topic, channel string, here bool, until mono.Time, notify func()) (Subscription, Others, error)
 	// Identity is the client's identity as a publisher.
 	Identity() police.Identity
 	// Notify makes the driver check the client, as for new messages. It does not block.
@@ -43,6 +49,13 @@ type Subscription interface {
 	Close()
 }
 
+// Others are the other brokers of a relay, a forward.Subscription. A change of Brokers or Here causes a
+// notification.
+type Others interface {
+	Brokers() int // number of connected brokers
+	Here() bool   // this broker has a part of the topic
+}
+
 // Client is the MQTT side of a connection. It is the connection's session, and the owner of the sources.
 // The connection's reader calls the methods, except the methods of Sources, which a writer may call.
 type Client struct {
@@ -51,134 +64,101 @@ type Client struct {
 	conn    Connection
 	Sources Sources
 
+	// mu orders the reader and a writer that encodes messages. It is held for pure steps only. The reader
+	// alone uses the fields that the encoding of messages does not touch, so it reads them without mu. A client
+	// that only publishes has no writer and needs no mu, see lock.
+	mu      sync.Mutex
+	shared  bool // a writer may use Session; set by the reader before the first source
+	Session *session.Session
+	rules   *names.Rules // of Session
+
+	version  atomic.Uint32                 // protocol level of CONNECT; 0: none yet
 	stale    atomic.Bool                   // the sources may differ from the filters
 	farewell atomic.Pointer[session.Error] // why the broker ends the connection; nil: the broker stops
+	home     atomic.Pointer[Home]          // written by the reader; nil: none
 
 	// Set by CONNECT, and used by the reader.
-	entry  *entry // nil: not accepted, or closed
-	record record
-	will   atomic.Pointer[nsq.Will] // to publish if the connection fails
+	entry     *entry // nil: not accepted, or closed
+	record    record
+	redirects bool        // the client follows server references
+	claimed   []string    // channels with their topics, for which Config.ClaimChannel has succeeded
+	retry     *time.Timer // calls refresh at retryAt; nil: none
+	retryAt   mono.Time
+	will      atomic.Pointer[nsq.Will] // to publish if the connection fails
+}
 
-	// mu orders the reader and a writer that encodes messages. It is held for pure steps only.
-	mu    sync.Mutex
-	sess  *session.Session
-	rules *names.Rules // of sess
+// lock locks mu, if there may be a writer.
+func (c *Client) lock() {
+	if c.shared {
+		c.mu.Lock()
+	}
+}
+
+func (c *Client) unlock() {
+	if c.shared {
+		c.mu.Unlock()
+	}
 }
 
 // StepInto is session.StepInto with the current rules.
 func (c *Client) StepInto(in []byte, now mono.Time, op *nsq.Op) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.lock()
+	defer c.unlock()
 	if rules := c.server.rules.Load(); rules != c.rules {
 		c.rules = rules
-		c.sess.UseRules(rules)
+		c.Session.UseRules(rules)
 		c.stale.Store(true)
 	}
-	n := c.sess.StepInto(in, now, op)
-	if op.Kind == nsq.OpPub {
+	n := c.Session.StepInto(in, now, op)
+	switch op.Kind {
+	case nsq.OpPub:
 		c.server.countIgnored(op.MQTT)
+	case nsq.OpConnect:
+		c.version.Store(uint32(c.Session.Version()))
 	}
 	return n
 }
 
 // Answer is session.Answer.
 func (c *Client) Answer(op *nsq.Op, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.sess.Answer(op, err)
-}
-
-// Output is session.Output. Encoding messages does not change the output.
-func (c *Client) Output() []byte {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sess.Output()
+	c.lock()
+	defer c.unlock()
+	c.Session.Answer(op, err)
 }
 
 // ClearOutput is session.ClearOutput.
 func (c *Client) ClearOutput() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.sess.ClearOutput()
-}
-
-// Closing is session.Closing.
-func (c *Client) Closing() (bool, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sess.Closing()
-}
-
-// Deadline is session.Deadline.
-func (c *Client) Deadline() mono.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sess.Deadline()
+	c.lock()
+	defer c.unlock()
+	c.Session.ClearOutput()
 }
 
 // Tick is session.Tick.
 func (c *Client) Tick(now mono.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.sess.Tick(now)
+	c.lock()
+	defer c.unlock()
+	c.Session.Tick(now)
 }
 
-// Need is session.Need.
-func (c *Client) Need() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sess.Need()
-}
+// Output is session.Output.
+func (c *Client) Output() []byte { return c.Session.Output() }
 
-// LastCommand is session.LastCommand.
-func (c *Client) LastCommand() mono.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sess.LastCommand()
-}
+// Closing is session.Closing.
+func (c *Client) Closing() (closing bool, cause error) { return c.Session.Closing() }
 
-// Identity is session.Identity.
-func (c *Client) Identity() nsq.Identity {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sess.Identity()
-}
-
-// Restricted is session.Restricted.
-func (c *Client) Restricted() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sess.Restricted()
-}
-
-// Refuse ends the session because of e.
-func (c *Client) Refuse(e *wire.Error) {
-	c.disconnect(&session.Error{Reason: session.ReasonOf(e), Text: e.Text})
-}
-
-func (c *Client) disconnect(e *session.Error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.sess.Disconnect(e)
-}
+// Deadline is session.Deadline.
+func (c *Client) Deadline() mono.Time { return c.Session.Deadline() }
 
 // UseTime is session.UseTime.
 func (c *Client) UseTime(wall mono.Wall) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.sess.UseTime(wall)
+	c.lock()
+	defer c.unlock()
+	c.Session.UseTime(wall)
 }
 
-// Version is session.Version.
-func (c *Client) Version() byte {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sess.Version()
-}
-
-// Protocol names the client's protocol, for people.
+// Protocol names the client's protocol, for people. Any goroutine may call Protocol.
 func (c *Client) Protocol() string {
-	switch c.Version() {
+	switch c.version.Load() {
 	case 4:
 		return "mqtt3.1.1"
 	case 5:
@@ -187,16 +167,11 @@ func (c *Client) Protocol() string {
 	return "mqtt"
 }
 
-// Heard is session.Heard.
-func (c *Client) Heard(now mono.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.sess.Heard(now)
-}
-
-// Patient reports whether a publish that is refused now is repeated until it fits. MQTT 3.1.1 has no
+// Patient reports whether the broker repeats a refused publish until the message fits. MQTT 3.1.1 has no
 // refusal of a publish. So the broker does not read from the connection meanwhile. c may be nil: NSQ.
-func (c *Client) Patient(op *nsq.Op) bool { return c != nil && op.Packet != 0 && c.Version() == 4 }
+func (c *Client) Patient(op *nsq.Op) bool {
+	return c != nil && op.Packet != 0 && c.Session.Version() == 4
+}
 
 // IsTemporary reports whether a refused publish may succeed later.
 func IsTemporary(err error) bool {
@@ -216,12 +191,12 @@ func (c *Client) EndByBroker() {
 	if e == nil {
 		e = &session.Error{Reason: session.ShuttingDown, Text: "the broker stops"}
 	}
-	c.disconnect(e)
+	c.Session.Disconnect(e)
 }
 
 // MovePublisher sets the reason of a connection that the driver ends because its publisher belongs to
-// another broker. A 5.0 client may connect to any broker that it knows, also to this broker again. c may
-// be nil: NSQ. Any goroutine may call MovePublisher.
+// another broker, and this broker does not forward. A 5.0 client may then connect to any broker, also to
+// this broker again. c may be nil: NSQ. Any goroutine may call MovePublisher.
 func (c *Client) MovePublisher(topic string) {
 	if c != nil {
 		c.farewell.CompareAndSwap(nil, &session.Error{

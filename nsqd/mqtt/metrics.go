@@ -9,6 +9,7 @@ type metrics struct {
 	ignored     *prometheus.CounterVec
 	refused     *prometheus.CounterVec
 	takeovers   prometheus.Counter
+	redirects   prometheus.Counter
 	lostWills   prometheus.Counter
 }
 
@@ -29,18 +30,19 @@ func (m *metrics) register(registry prometheus.Registerer, of *sessions) {
 	m.takeovers = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "srtm_nsqd_mqtt_takeovers_total", Help: "Connections that ended because another connection has the same client id.",
 	})
+	m.redirects = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "srtm_nsqd_mqtt_redirects_total", Help: "MQTT clients that the broker sent to the broker of their publisher.",
+	})
 	m.lostWills = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "srtm_nsqd_mqtt_lost_wills_total", Help: "Wills of MQTT clients that the broker could not publish.",
 	})
-	registry.MustRegister(m.refusedOnce, m.tooLarge, m.ignored, m.refused, m.takeovers, m.lostWills,
-		gauge("srtm_nsqd_mqtt_sessions", "Sessions of MQTT clients that the broker keeps.", of, func() int { return of.mu.kept }),
-		gauge("srtm_nsqd_mqtt_will_bytes", "Memory of the wills of MQTT clients.", of, func() int { return of.mu.wills }))
-}
-
-func gauge(name, help string, of *sessions, value func() int) prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
-		of.mu.Lock()
-		defer of.mu.Unlock()
-		return float64(value())
-	})
+	registry.MustRegister(m.refusedOnce, m.tooLarge, m.ignored, m.refused, m.takeovers, m.redirects, m.lostWills,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_nsqd_mqtt_sessions", Help: "Sessions of MQTT clients that the broker keeps."}, func() float64 {
+			of.mu.Lock()
+			defer of.mu.Unlock()
+			return float64(of.mu.kept)
+		}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_nsqd_mqtt_will_bytes", Help: "Memory of the wills of MQTT clients."}, func() float64 {
+			return float64(of.wills.Load())
+		}))
 }

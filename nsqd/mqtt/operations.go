@@ -5,12 +5,14 @@ import (
 	"crypto/rand"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/mqtt/session"
 	nsq "github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
@@ -23,17 +25,17 @@ func (c *Client) Run(ctx context.Context, op *nsq.Op) error {
 		if op.MQTT.Refusal != "" {
 			c.server.log.Info("subscription refused", "client_id", c.entry.id, obs.KeyReason, op.MQTT.Refusal)
 		}
-		c.subscribe(op.MQTT.Filters)
+		c.subscribe(op)
 	case nsq.OpUnsubscribe:
 		c.stale.Store(true) // after the Answer the filters are gone
-		return c.keep(remaining(c.filters(), op.MQTT.Filters, false))
+		return c.keep(c.Session.After(op))
 	case nsq.OpDisconnect:
 		return c.leave(op.MQTT)
 	}
 	return nil
 }
 
-// connect accepts a client: it takes over the client id, and continues or replaces the kept session.
+// connect accepts a client: connect takes over the client id, and continues or replaces the kept session.
 func (c *Client) connect(ctx context.Context, in *nsq.Connect) error {
 	if in.ClientID == "" {
 		in.ClientID = "auto-" + rand.Text()
@@ -58,7 +60,7 @@ func (c *Client) connect(ctx context.Context, in *nsq.Connect) error {
 		c.server.sessions.releaseWill(in.Will)
 		return err
 	}
-	c.entry = e
+	c.entry, c.redirects = e, in.Redirect
 	c.will.Store(in.Will)
 	c.record = record{ClientID: in.ClientID, Owner: owner, Expiry: in.Expiry, Will: in.Will}
 	if err := c.resume(in); err != nil {
@@ -71,7 +73,7 @@ func (c *Client) connect(ctx context.Context, in *nsq.Connect) error {
 	return nil
 }
 
-// resume continues the kept session, or ends it. Then it stores the new session, if it is to be kept.
+// resume continues or ends the kept session. Then resume stores the new session, if that session is to be kept.
 func (c *Client) resume(in *nsq.Connect) error {
 	s, e := c.server, c.entry
 	old := e.will
@@ -87,15 +89,13 @@ func (c *Client) resume(in *nsq.Connect) error {
 		case err != nil:
 			return &session.Error{Reason: session.ServerUnavailable, Text: "the session cannot be read now", Cause: err}
 		case in.CleanStart:
-			if !s.endSession(e, true) {
+			if s.endSession(e, true) > 0 {
 				return &session.Error{Reason: session.ServerUnavailable, Text: "the old session cannot be ended now"}
 			}
 		case kept != nil:
 			in.Present = true
 			c.record.Filters = kept.Filters
-			c.mu.Lock()
-			c.sess.Restore(kept.Filters)
-			c.mu.Unlock()
+			c.Session.Restore(kept.Filters) // without a source there is no writer
 		}
 	}
 	if in.Expiry == 0 && !in.Present {
@@ -112,13 +112,6 @@ func secret(in *nsq.Connect) string {
 	return in.UserName
 }
 
-// filters returns the session's filters.
-func (c *Client) filters() []nsq.Filter {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.sess.Subscriptions())
-}
-
 // keep makes the session with the given filters durable, if the session is kept.
 func (c *Client) keep(filters []nsq.Filter) error {
 	c.record.Filters = filters
@@ -132,27 +125,54 @@ func (c *Client) keep(filters []nsq.Filter) error {
 	return err
 }
 
+// subscribeWithin bounds the wait of a SUBSCRIBE for brokers that do not answer.
+const subscribeWithin = time.Second
+
 // subscribe opens the sources of filters, and sets the reasons of failures.
-func (c *Client) subscribe(filters []nsq.Filter) {
+func (c *Client) subscribe(op *nsq.Op) {
+	until := c.server.now().Add(subscribeWithin)
+	filters := op.MQTT.Filters
 	for i := range filters {
 		f := &filters[i]
 		for _, topic := range f.Topics {
 			if f.Reason >= byte(session.Unspecified) {
 				break
 			}
-			if err := c.Sources.open(topic, f.Channel); err != nil {
+			if err := c.open(topic, f, until); err != nil {
 				f.Reason = byte(session.ReasonOf(err))
 				c.server.metrics.refused.WithLabelValues("subscription").Inc()
 				c.server.log.Debug("subscription refused", obs.KeyTopic, topic, obs.KeyChannel, f.Channel, "client_id", c.entry.id, obs.KeyError, err)
 			}
 		}
 	}
-	if err := c.keep(merge(c.filters(), filters)); err != nil {
+	if err := c.keep(c.Session.After(op)); err != nil {
 		for i := range filters {
 			filters[i].Reason = max(filters[i].Reason, byte(session.ReasonOf(err)))
 		}
 	}
 	c.stale.Store(true) // a filter may have replaced another filter
+}
+
+// open opens the sources of a filter's topic, unless they are open. If the session is kept, open claims the
+// channel. A claim that fails is repeated and is no error: only the end of a session at another broker needs
+// the claim.
+func (c *Client) open(topic string, f *nsq.Filter, until mono.Time) error {
+	again, err := c.Sources.open(topic, f.Channel, until)
+	if again > 0 {
+		c.refreshAfter(again)
+	}
+	claim := topic + " " + f.Channel
+	if err != nil || f.Share != "" || wire.Ephemeral(f.Channel) || slices.Contains(c.claimed, claim) {
+		return err
+	}
+	err = c.server.sessions.request(func(ctx context.Context) error { return c.server.cfg.ClaimChannel(ctx, topic, f.Channel) })
+	if err != nil {
+		c.server.log.Debug("cannot claim the channel of an MQTT client; retrying", obs.KeyTopic, topic, obs.KeyChannel, f.Channel, "client_id", c.entry.id, obs.KeyError, err)
+		c.refreshAfter(claimAfter)
+		return nil
+	}
+	c.claimed = append(c.claimed, claim)
+	return nil
 }
 
 // leave carries out the client's DISCONNECT.
@@ -177,42 +197,64 @@ func (c *Client) refresh() {
 	c.conn.Notify()
 }
 
+// refreshAfter makes the driver call Refresh after a pause, or earlier if an earlier call is due.
+func (c *Client) refreshAfter(pause time.Duration) {
+	at := c.server.now().Add(pause)
+	if c.retry != nil && c.retryAt <= at {
+		return
+	}
+	c.endRetry()
+	c.retry, c.retryAt = time.AfterFunc(pause, c.refresh), at
+}
+
+// endRetry forgets the call of refreshAfter.
+func (c *Client) endRetry() {
+	if c.retry != nil {
+		c.retry.Stop()
+		c.retry = nil
+	}
+}
+
 // Refresh opens the sources that the filters need, and closes the others. It may block.
 func (c *Client) Refresh() {
 	if !c.stale.Swap(false) {
 		return
 	}
-	filters := c.filters()
-	c.Sources.retain(func(topic, channel string) bool {
+	c.endRetry()
+	filters := c.Session.Subscriptions()
+	wanted := func(topic, channel string) bool {
 		return slices.ContainsFunc(filters, func(f nsq.Filter) bool { return f.Channel == channel && slices.Contains(f.Topics, topic) })
+	}
+	c.Sources.retain(wanted)
+	c.claimed = slices.DeleteFunc(c.claimed, func(claim string) bool {
+		topic, channel, _ := strings.Cut(claim, " ")
+		return !wanted(topic, channel)
 	})
-	failed := false
 	for _, f := range filters {
 		for _, topic := range f.Topics {
-			err := c.Sources.open(topic, f.Channel)
+			err := c.open(topic, &f, c.server.now())
 			if errors.Is(err, broker.ErrDraining) {
 				return // the connection ends, too
 			}
 			if err != nil {
-				failed = true
+				c.refreshAfter(reopenAfter)
 				c.server.log.Warn("cannot open the subscription of an MQTT client; retrying", obs.KeyTopic, topic, obs.KeyChannel, f.Channel, "client_id", c.entry.id, obs.KeyError, err)
 			}
 		}
-	}
-	if failed {
-		time.AfterFunc(reopenAfter, c.refresh)
 	}
 }
 
 // Close releases what the client has in the broker. It does not block.
 func (c *Client) Close() {
 	c.Sources.Close()
+	c.endRetry()
 	e, s := c.entry, c.server
 	if e == nil {
 		return
 	}
 	c.entry = nil
 	now := s.now()
+	e.left = now
 	will, willAt := c.will.Swap(nil), mono.Time(0)
 	if will != nil {
 		willAt = now.Add(min(will.Delay, c.record.Expiry))

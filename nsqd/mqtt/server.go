@@ -29,10 +29,11 @@ type Server struct {
 	metrics  metrics
 }
 
-// New returns a server. It reads the rules. registry gets the server's metrics.
+// New reads the rules and returns a server. registry gets the server's metrics.
 func New(cfg Config, registry prometheus.Registerer) (*Server, error) {
 	s := &Server{cfg: cfg, log: cfg.Log, now: clock.Mono}
 	s.sessions.store, s.sessions.wake = newStore(cfg.Folder), make(chan struct{}, 1)
+	s.sessions.publishing, s.sessions.requesting = make(chan struct{}, maxPublishing), make(chan struct{}, maxRequests)
 	s.sessions.mu.byID = map[string]*entry{}
 	s.sessions.ctx, s.sessions.cancel = context.WithCancel(context.Background())
 	rules, err := cfg.readRules()
@@ -100,6 +101,6 @@ func (s *Server) Reload() {
 func (s *Server) NewClient(conn Connection, secure bool, now mono.Time) *Client {
 	c := &Client{server: s, conn: conn, rules: s.rules.Load()}
 	c.Sources.client = c
-	c.sess = session.New(&s.cfg.Session, c.rules, secure, now)
+	c.Session = session.New(&s.cfg.Session, c.rules, secure, now)
 	return c
 }

@@ -2,6 +2,7 @@ package mqtt_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +30,7 @@ import (
 	"github.com/srtm-io/srtm/pacing/police"
 )
 
-// fixture is a server, and what it did.
+// fixture is a server with a record of its calls.
 type fixture struct {
 	*mqtt.Server
 	t       *testing.T
@@ -40,8 +41,10 @@ type fixture struct {
 	mu struct { // goroutines of the server write
 		sync.Mutex
 		wills   []string
+		hold    chan struct{} // wills, claims and deletions wait until hold is closed; nil: nothing waits
+		claimed []string
 		deleted []string
-		failure error // of the next deletions
+		failure error // of the next claims and deletions
 	}
 }
 
@@ -60,16 +63,13 @@ func start(t *testing.T, rules string) *fixture {
 		Session: session.DefaultConfig(), RulesFile: f.rules, Folder: filepath.Join(t.TempDir(), "mqtt"),
 		Log: slog.New(slog.NewTextHandler(&f.log, &slog.HandlerOptions{ReplaceAttr: hideTime})),
 		Publish: func(_ context.Context, id, _ string, w *nsq.Will) error {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.mu.wills = append(f.mu.wills, id+" "+string(w.Body))
-			return nil
+			return f.record(&f.mu.wills, id+" "+string(w.Body), nil)
+		},
+		ClaimChannel: func(_ context.Context, topic, channel string) error {
+			return f.record(&f.mu.claimed, topic+" "+channel, &f.mu.failure)
 		},
 		DeleteChannel: func(_ context.Context, topic, channel string, used bool) error {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.mu.deleted = append(f.mu.deleted, fmt.Sprintf("%s %s %v", topic, channel, used))
-			return f.mu.failure
+			return f.record(&f.mu.deleted, fmt.Sprintf("%s %s %v", topic, channel, used), &f.mu.failure)
 		},
 	}, f.metrics)
 	testkit.Must(t, err)
@@ -83,6 +83,32 @@ func start(t *testing.T, rules string) *fixture {
 		server.Close()
 	})
 	return f
+}
+
+// record records a call of the server, which may have to wait. It returns the failure.
+func (f *fixture) record(calls *[]string, call string, failure *error) error {
+	f.mu.Lock()
+	hold := f.mu.hold
+	*calls = append(*calls, call)
+	f.mu.Unlock()
+	if hold != nil {
+		<-hold
+	}
+	if failure == nil {
+		return nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return *failure
+}
+
+// count waits until a list does not grow, and returns its length.
+func (f *fixture) count(calls *[]string) int {
+	clock.Sleep(f.t.Context(), time.Second) // of the bubble's clock
+	synctest.Wait()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(*calls)
 }
 
 func (f *fixture) write(rules string) {
@@ -100,6 +126,9 @@ func (connection) Notify()                   {}
 func (connection) Subscribe(string, string, func()) (mqtt.Subscription, error) {
 	return subscription{}, nil
 }
+func (connection) Relay(string, string, bool, mono.Time, func()) (mqtt.Subscription, mqtt.Others, error) {
+	return nil, nil, nil
+}
 
 // subscription has no messages.
 type subscription struct{}
@@ -112,10 +141,10 @@ func (subscription) Requeue(wire.MessageID, time.Duration) error                
 func (subscription) Holds() (ready, inFlight int)                                    { return 0, 0 }
 func (subscription) Close()                                                          {}
 
-// connect connects the client "sensor".
+// connect connects a client, "sensor" unless in says otherwise.
 func (f *fixture) connect(in nsq.Connect) (c *mqtt.Client, present bool) {
 	f.t.Helper()
-	in.ClientID, in.Version = "sensor", packet.V5
+	in.ClientID = cmp.Or(in.ClientID, "sensor")
 	c = f.NewClient(connection{}, false, clock.Mono())
 	testkit.Must(f.t, c.Run(f.t.Context(), &nsq.Op{Kind: nsq.OpConnect, MQTT: &nsq.Extra{Connect: &in}}))
 	return c, in.Present
@@ -138,7 +167,7 @@ func (f *fixture) want(after time.Duration, got *[]string, want ...string) {
 	testkit.EqualSlices(f.t, *got, want)
 }
 
-// fail sets the error of the next deletions.
+// fail sets the error of the next claims and deletions.
 func (f *fixture) fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,6 +192,65 @@ func TestExpiryDeletesTheChannelsOfASession(t *testing.T) {
 		f.want(10*time.Minute, &f.mu.deleted, "t mqtt.sensor false", "t mqtt.sensor false")
 		_, present = f.connect(nsq.Connect{Expiry: time.Hour})
 		testkit.Equal(t, present, false)
+	})
+}
+
+// The control plane may not know yet that a client has left. So the end of a session soon after is repeated. Later
+// a channel in use belongs to a session at another broker.
+func TestExpirySoonAfterTheClientLeft(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
+		f := start(t, "")
+		c, _ := f.connect(nsq.Connect{Expiry: time.Second})
+		f.subscribe(c)
+		c.Close()
+		f.fail(mqtt.ErrInUse)
+		deletion := "t mqtt.sensor false"
+		f.want(time.Second, &f.mu.deleted, deletion)
+		f.fail(nil)
+		f.want(10*time.Second, &f.mu.deleted, deletion, deletion)
+
+		c, present := f.connect(nsq.Connect{Expiry: time.Minute})
+		testkit.Equal(t, present, false)
+		f.subscribe(c)
+		c.Close()
+		f.fail(mqtt.ErrInUse)
+		f.want(time.Hour, &f.mu.deleted, deletion, deletion, deletion)
+		_, present = f.connect(nsq.Connect{Expiry: time.Minute})
+		testkit.Equal(t, present, false)
+	})
+}
+
+// A kept session claims its channel when it opens the channel, and repeats a failed claim.
+func TestKeptSessionClaimsItsChannel(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
+		f := start(t, "")
+		c, _ := f.connect(nsq.Connect{Expiry: time.Hour})
+		others := []nsq.Filter{
+			{Filter: "t", Share: "c", Channel: "c", Topics: []string{"t"}},
+			{Filter: "u", Channel: "mqtt.sensor#ephemeral", Topics: []string{"u"}},
+		}
+		testkit.Must(t, c.Run(t.Context(), &nsq.Op{Kind: nsq.OpSubscribe, MQTT: &nsq.Extra{Filters: others}}))
+		f.want(0, &f.mu.claimed)
+		f.subscribe(c)
+		f.subscribe(c)
+		f.want(time.Hour, &f.mu.claimed, "t mqtt.sensor")
+		c.Close()
+
+		f.fail(errors.New("no control plane"))
+		c, present := f.connect(nsq.Connect{Expiry: time.Hour})
+		testkit.Equal(t, present, true)
+		f.subscribe(c)
+		c.Refresh()
+		claims := []string{"t mqtt.sensor", "t mqtt.sensor", "t mqtt.sensor"}
+		f.want(0, &f.mu.claimed, claims...)
+		f.fail(nil)
+		testkit.Equal(t, c.Stale(), false)
+		f.want(time.Minute, &f.mu.claimed, claims...)
+		testkit.Equal(t, c.Stale(), true)
+		c.Refresh()
+		f.subscribe(c)
+		f.want(time.Hour, &f.mu.claimed, append(claims, "t mqtt.sensor")...)
+		c.Close()
 	})
 }
 
@@ -200,6 +288,66 @@ func TestWillWaitsForItsDelay(t *testing.T) {
 		testkit.Must(t, c.Run(t.Context(), &nsq.Op{Kind: nsq.OpDisconnect, MQTT: &nsq.Extra{}}))
 		c.Close()
 		f.want(time.Hour, &f.mu.wills, "sensor after 2m0s", "sensor after 3h0m0s")
+	})
+}
+
+// When many connections end at once, their wills do not take the broker from the other clients.
+func TestFewWillsArePublishedAtOnce(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
+		const clients, most = 100, 16
+		f := start(t, "")
+		f.mu.hold = make(chan struct{})
+		count := func() int { return f.count(&f.mu.wills) }
+		connect := func() (all []*mqtt.Client) {
+			for i := range clients {
+				c, _ := f.connect(nsq.Connect{ClientID: fmt.Sprint("sensor", i), Will: &nsq.Will{Topic: "w"}})
+				all = append(all, c)
+			}
+			return all
+		}
+		for _, c := range connect() {
+			c.Close()
+		}
+		testkit.Equal(t, count(), most)
+		close(f.mu.hold)
+		testkit.Equal(t, count(), clients)
+
+		f.mu.hold = make(chan struct{})
+		all := connect()
+		go f.PublishWills(t.Context())
+		testkit.Equal(t, count(), clients+most)
+		close(f.mu.hold)
+		testkit.Equal(t, count(), 2*clients)
+		for _, c := range all {
+			c.Close()
+		}
+	})
+}
+
+// When many sessions begin or end at once, their requests do not overflow the queue to the control plane.
+func TestFewRequestsToTheControlPlaneAtOnce(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
+		const sessions, most = 200, 64
+		f := start(t, "")
+		f.mu.hold = make(chan struct{})
+		var clients []*mqtt.Client
+		for i := range sessions {
+			c, _ := f.connect(nsq.Connect{ClientID: fmt.Sprint("sensor", i), Expiry: time.Hour})
+			clients = append(clients, c)
+			go f.subscribe(c)
+		}
+		testkit.Equal(t, f.count(&f.mu.claimed), most)
+		close(f.mu.hold)
+		testkit.Equal(t, f.count(&f.mu.claimed), sessions)
+
+		f.mu.hold = make(chan struct{})
+		for _, c := range clients {
+			c.Close()
+		}
+		clock.Sleep(t.Context(), time.Hour) // of the bubble's clock
+		testkit.Equal(t, f.count(&f.mu.deleted), most)
+		close(f.mu.hold)
+		testkit.Equal(t, f.count(&f.mu.deleted), sessions)
 	})
 }
 

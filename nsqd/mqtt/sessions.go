@@ -3,9 +3,11 @@ package mqtt
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/container"
@@ -24,12 +26,21 @@ const (
 	maxWills = 64 << 20
 	// retryExpiry is the pause before a session whose channels cannot be deleted is ended again.
 	retryExpiry = 10 * time.Minute
-	// publishTimeout bounds the attempts to publish a will.
+	// reportedWithin is the time within which all brokers have reported that the consumers of a client are gone.
+	reportedWithin = 10 * time.Second
+	// publishTimeout bounds an attempt to publish a will, and the time of all attempts after the first.
 	publishTimeout = 10 * time.Second
+	// maxPublishing is the maximum number of wills that are published at once.
+	maxPublishing = 16
+	// maxRequests is the maximum number of requests about channels at once. The control plane's session has a
+	// queue, and thousands of sessions may come or end at once. requestTimeout bounds a request, with its wait.
+	maxRequests    = 64
+	requestTimeout = 10 * time.Second
 )
 
-// ErrInUse reports that a channel has consumers, so the channel is not deleted.
-var ErrInUse = errors.New("the channel has consumers")
+// ErrInUse reports that a channel has consumers, or a session at another broker, so the channel is not
+// deleted.
+var ErrInUse = errors.New("the channel has consumers, or a session at another broker")
 
 // sessions has the sessions by client id: of connected clients, and kept.
 type sessions struct {
@@ -39,8 +50,11 @@ type sessions struct {
 	ctx     context.Context // ends when the server stops
 	cancel  context.CancelFunc
 
-	wake chan struct{} // capacity 1: a deadline may be earlier than before
-	wg   sync.WaitGroup
+	wake       chan struct{} // capacity 1: a deadline may be earlier than before
+	publishing chan struct{} // capacity maxPublishing: wills that are being published
+	requesting chan struct{} // capacity maxRequests: requests about channels
+	wg         sync.WaitGroup
+	wills      atomic.Int64 // bytes of all wills
 
 	mu struct {
 		sync.Mutex
@@ -50,7 +64,7 @@ type sessions struct {
 		// the work of Run does not grow with the number of sessions.
 		deadlines container.Heap[deadline]
 		kept      int // entries with a file
-		wills     int // bytes
+		redirected
 	}
 }
 
@@ -68,11 +82,12 @@ type entry struct {
 	// Set once.
 	id string
 
-	// Guarded by sessions.mu.
+	// Guarded by sessions.mu. The holder alone writes left, will, expires and willAt, and reads the four without mu.
 	owner   string        // authenticated identity of the session; "": none
 	client  *Client       // nil: not connected
 	busy    chan struct{} // closed when the holder has left; nil: no holder
 	stored  bool          // the session has a file
+	left    mono.Time     // when the last client left, or the start of the broker
 	expires mono.Time     // end of the session, without a holder
 	will    *nsq.Will     // to publish at willAt, without a holder; nil: none
 	willAt  mono.Time
@@ -195,28 +210,17 @@ func (ss *sessions) reserveWill(w *nsq.Will) error {
 		ss.metrics.refused.WithLabelValues("will").Inc()
 		return &session.Error{Reason: session.QuotaExceeded, Text: "the will is too large"}
 	}
-	ss.mu.Lock()
-	defer ss.mu.Unlock()
-	if ss.mu.wills+len(w.Body) > maxWills {
+	if ss.wills.Add(int64(len(w.Body))) > maxWills {
+		ss.releaseWill(w)
 		ss.metrics.refused.WithLabelValues("will").Inc()
 		return &session.Error{Reason: session.QuotaExceeded, Text: "the wills of all clients are too large"}
 	}
-	ss.mu.wills += len(w.Body)
 	return nil
-}
-
-// crowded reports whether the wills use half of their memory.
-func (ss *sessions) crowded() bool {
-	ss.mu.Lock()
-	defer ss.mu.Unlock()
-	return ss.mu.wills > maxWills/2
 }
 
 func (ss *sessions) releaseWill(w *nsq.Will) {
 	if w != nil {
-		ss.mu.Lock()
-		ss.mu.wills -= len(w.Body)
-		ss.mu.Unlock()
+		ss.wills.Add(-int64(len(w.Body)))
 	}
 }
 
@@ -240,16 +244,17 @@ func (ss *sessions) refreshAll() {
 	}
 }
 
-// restore reads the kept sessions. A session's time begins again: nobody knows when its client left.
+// restore reads the kept sessions. A session's time begins again: the broker does not store when a client leaves.
+// MaxSessionExpiry may be shorter than before.
 func (s *Server) restore() error {
 	records, faults := s.sessions.store.all()
 	now := s.now()
 	s.sessions.mu.Lock()
 	defer s.sessions.mu.Unlock()
 	for _, r := range records {
-		e := &entry{id: r.ClientID, owner: r.Owner, stored: true, expires: now.Add(r.Expiry), will: r.Will, queued: mono.Never}
+		e := &entry{id: r.ClientID, owner: r.Owner, stored: true, left: now, expires: now.Add(min(r.Expiry, s.cfg.Session.MaxSessionExpiry)), will: r.Will, queued: mono.Never}
 		if r.Will != nil {
-			s.sessions.mu.wills += len(r.Will.Body)
+			s.sessions.wills.Add(int64(len(r.Will.Body)))
 			e.willAt = now.Add(min(r.Will.Delay, r.Expiry))
 		}
 		s.sessions.mu.byID[r.ClientID] = e
@@ -312,8 +317,8 @@ func (s *Server) expire(e *entry, now mono.Time) {
 			s.update(e, func(r *record) { r.Will = nil })
 		}
 	}
-	if e.stored && !now.Before(expires) && !s.endSession(e, false) {
-		expires = s.now().Add(retryExpiry)
+	if e.stored && !now.Before(expires) {
+		expires = s.now().Add(s.endSession(e, false))
 	}
 	s.sessions.leave(e, expires, nil, 0)
 }
@@ -330,10 +335,11 @@ func (s *Server) update(e *entry, change func(*record)) {
 	}
 }
 
-// endSession deletes the session's channels and its file. Without used, a channel that has consumers
-// stays: the client has a session at another broker. endSession returns false if this must be repeated
-// later. Requires: the caller holds e.
-func (s *Server) endSession(e *entry, used bool) bool {
+// endSession deletes the session's channels and its file. Without used, a channel that is in use stays: the
+// client has a session at another broker. But the control plane may not know yet that the client has left. If
+// again is positive, endSession has failed and must be repeated after this time. Requires: the caller holds e.
+func (s *Server) endSession(e *entry, used bool) (again time.Duration) {
+	inUse := false
 	r, err := s.sessions.store.load(e.id)
 	if err == nil && r != nil {
 		for _, f := range r.Filters {
@@ -341,38 +347,69 @@ func (s *Server) endSession(e *entry, used bool) bool {
 				continue
 			}
 			for _, topic := range f.Topics {
-				if failure := s.cfg.DeleteChannel(s.sessions.ctx, topic, f.Channel, used); failure != nil && !errors.Is(failure, ErrInUse) {
-					err = errors.Join(err, failure)
+				failure := s.sessions.request(func(ctx context.Context) error { return s.cfg.DeleteChannel(ctx, topic, f.Channel, used) })
+				if errors.Is(failure, ErrInUse) {
+					inUse, failure = true, nil
 				}
+				err = errors.Join(err, failure)
 			}
 		}
+	}
+	if err == nil && inUse && s.now().Sub(e.left) < reportedWithin {
+		return reportedWithin
 	}
 	if err == nil {
 		err = s.sessions.forget(e)
 	}
 	if err != nil {
 		s.log.Warn("cannot end an MQTT session; retrying", "client_id", e.id, obs.KeyDuration, retryExpiry, obs.KeyError, err)
+		return retryExpiry
 	}
-	return err == nil
+	return 0
 }
 
-// publishWill publishes a will. It repeats a refused publish until publishTimeout, unless wills are short of
-// memory: then a connected client's will is worth more.
+// request carries out a request about a channel. It waits until fewer than maxRequests requests are under way.
+func (ss *sessions) request(do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ss.ctx, requestTimeout)
+	defer cancel()
+	return limited(ctx, ss.requesting, do)
+}
+
+// limited runs do as soon as slots has room, unless ctx ends.
+func limited(ctx context.Context, slots chan struct{}, do func(context.Context) error) error {
+	select {
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
+		return do(ctx)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// publishWill publishes a will. It repeats a refused publish until publishTimeout, unless the wills use half of
+// their memory: then a connected client's will is worth more.
 func (s *Server) publishWill(ctx context.Context, id, owner string, w *nsq.Will) {
 	defer s.sessions.releaseWill(w)
-	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	err := s.tryWill(ctx, id, owner, w)
+	limit, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	for {
-		err := s.cfg.Publish(ctx, id, owner, w)
-		if err == nil {
-			return
-		}
-		if w.QoS == 0 || !IsTemporary(err) || s.sessions.crowded() || !clock.Sleep(ctx, time.Second) {
+	for ; err != nil; err = s.tryWill(limit, id, owner, w) {
+		if w.QoS == 0 || !IsTemporary(err) || s.sessions.wills.Load() > maxWills/2 || !clock.Sleep(limit, time.Second) {
 			s.metrics.lostWills.Inc()
 			s.log.Warn("the will of an MQTT client is lost", "client_id", id, obs.KeyTopic, w.Topic, obs.KeyError, err)
 			return
 		}
 	}
+}
+
+// tryWill publishes a will once. It waits until fewer than maxPublishing wills are being published, so that
+// clients that are connected have their share of the broker when thousands of connections end at once.
+func (s *Server) tryWill(ctx context.Context, id, owner string, w *nsq.Will) error {
+	return limited(ctx, s.sessions.publishing, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+		defer cancel()
+		return s.cfg.Publish(ctx, id, owner, w)
+	})
 }
 
 // PublishWills publishes the wills of all clients until ctx ends, because the broker stops. The caller
@@ -385,21 +422,32 @@ func (s *Server) PublishWills(ctx context.Context) {
 		all = append(all, e)
 	}
 	s.sessions.mu.Unlock()
+	var publishing errgroup.Group
+	publishing.SetLimit(maxPublishing)
 	for _, e := range all {
 		s.sessions.mu.Lock()
-		will, owner, stored := e.will, e.owner, e.stored
-		if e.client != nil {
+		owner, stored, will := e.owner, e.stored, (*nsq.Will)(nil)
+		switch {
+		case e.client != nil:
 			will = e.client.will.Swap(nil)
+		case e.busy == nil: // otherwise expire publishes the will
+			will, e.will = e.will, nil
 		}
-		e.will = nil
 		s.sessions.mu.Unlock()
-		if will != nil {
+		if will == nil {
+			continue
+		}
+		publishing.Go(func() error {
 			s.publishWill(ctx, e.id, owner, will)
 			if stored {
 				s.update(e, func(r *record) { r.Will = nil })
 			}
-		}
+			return nil
+		})
 	}
+	_ = publishing.Wait() // publishWill logs errors
+	defer context.AfterFunc(ctx, s.sessions.cancel)()
+	s.sessions.wg.Wait() // for expire
 }
 
 // Close ends the work of the server. Requires: all connections have ended.
@@ -409,25 +457,4 @@ func (s *Server) Close() {
 	s.sessions.mu.Unlock()
 	s.sessions.cancel()
 	s.sessions.wg.Wait()
-}
-
-// merge returns the filters of a session after a SUBSCRIBE.
-func merge(filters, added []nsq.Filter) []nsq.Filter {
-	merged := remaining(filters, added, true)
-	for _, f := range added {
-		if f.Reason < byte(session.Unspecified) {
-			merged = append(merged, f)
-		}
-	}
-	return merged
-}
-
-// remaining returns the filters that are not among the others. With accepted, refused filters do not
-// count.
-func remaining(filters, others []nsq.Filter, accepted bool) []nsq.Filter {
-	return slices.DeleteFunc(slices.Clone(filters), func(f nsq.Filter) bool {
-		return slices.ContainsFunc(others, func(o nsq.Filter) bool {
-			return o.Filter == f.Filter && o.Share == f.Share && !(accepted && o.Reason >= byte(session.Unspecified))
-		})
-	})
 }

@@ -76,3 +76,19 @@ func TestFewWritesAtOnce(t *testing.T) {
 		testkit.Must(t, <-done)
 	})
 }
+
+// A client that two brokers send to each other stays at the second of them.
+func TestRedirectsAtMostOnceInThePause(t *testing.T) {
+	ss := &server(t).sessions
+	at := func(after time.Duration) mono.Time { return mono.Time(0).Add(time.Hour + after) }
+	testkit.Equal(t, ss.mayRedirect("a", at(0)), true)
+	testkit.Equal(t, ss.mayRedirect("a", at(time.Second)), false)
+	testkit.Equal(t, ss.mayRedirect("b", at(redirectPause-1)), true)
+	testkit.Equal(t, ss.mayRedirect("b", at(2*redirectPause-2)), false)
+	testkit.Equal(t, ss.mayRedirect("b", at(3*redirectPause)), true)
+	for i := range maxRedirected - 1 {
+		ss.mayRedirect(fmt.Sprint(i), at(3*redirectPause))
+	}
+	testkit.Equal(t, ss.mayRedirect("c", at(3*redirectPause)), false, "over the maximum")
+	testkit.Equal(t, ss.mayRedirect("c", at(5*redirectPause)), true)
+}

@@ -1,6 +1,7 @@
 package mqtt
 
 import (
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,15 +14,19 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// Sources are a client's broker subscriptions, one for each topic and channel of the client's filters.
-// Together the sources send at most as many unacknowledged messages as the client accepts.
+// Sources are a client's broker subscriptions. For each topic and channel of the client's filters there is a
+// source of this broker's part of the topic, if the broker has a part, and a relay of the other brokers' parts, if
+// the broker forwards. Together the sources send at most as many unacknowledged messages as the client accepts.
 type Sources struct {
 	client *Client // set once
+
+	// The next relay of a topic that the control plane did not know; owned by the reader.
+	relayAt    mono.Time
+	relayPause time.Duration // before relayAt
 
 	// mu is held during calls of subscriptions, which encode messages under Client.mu.
 	mu        sync.Mutex
 	all       []*source // by number; nil: free
-	count     int
 	closed    bool
 	window    int // messages that the client accepts without PUBACK
 	next      int // number of the source that is next in turn
@@ -36,11 +41,14 @@ type source struct {
 	client *Client
 	is     session.Source
 	sub    Subscription
+	others Others // of sub; nil: sub is of this broker
 
 	pending atomic.Bool // there may be messages
 
 	// Guarded by Sources.mu.
 	ended   bool             // the broker has ended the subscription
+	brokers int              // in the last division of the window
+	here    bool             // the relay knows a part on this broker
 	dropped []wire.MessageID // messages that the client does not want
 	once    []wire.MessageID // messages with QoS 0, to finish after the write
 	blocked []wire.MessageID // messages for which the window has no room
@@ -50,7 +58,7 @@ type source struct {
 func (s *source) AppendMessage(dst []byte, m *wire.Message, attribute []byte) []byte {
 	s.client.mu.Lock()
 	defer s.client.mu.Unlock()
-	dst, outcome := s.client.sess.AppendMessage(dst, &s.is, m, attribute)
+	dst, outcome := s.client.Session.AppendMessage(dst, &s.is, m, attribute)
 	switch outcome {
 	case session.Unwanted, session.TooLarge:
 		s.dropped = append(s.dropped, m.ID)
@@ -70,24 +78,62 @@ func (s *source) AppendMessage(dst []byte, m *wire.Message, attribute []byte) []
 func (c *Client) windowOpen() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.sess.Window()
+	return c.Session.Window()
 }
 
-// open opens the subscription of a topic and a channel, unless it is open. It may block.
-func (ss *Sources) open(topic, channel string) error {
+// open opens the sources of a topic and a channel that are not open. It may block. For other brokers that do not
+// answer, it waits until the given time. If again is positive, call open again after this time.
+func (ss *Sources) open(topic, channel string, until mono.Time) (again time.Duration, err error) {
+	for range maxCreations {
+		here, err := ss.openPart(topic, channel, false, func(_ *source, notify func()) (Subscription, error) {
+			return ss.client.conn.Subscribe(topic, channel, notify)
+		})
+		if err != nil {
+			return 0, err
+		}
+		away, err := ss.openPart(topic, channel, true, func(src *source, notify func()) (sub Subscription, err error) {
+			sub, src.others, err = ss.client.conn.Relay(topic, channel, here != nil, until, notify)
+			return sub, err
+		})
+		switch {
+		case here != nil && errors.Is(err, broker.ErrUnknownTopic):
+			now := ss.client.server.now()
+			if ss.relayPause == 0 || !now.Before(ss.relayAt) {
+				ss.relayPause = min(max(relayAfter, 2*ss.relayPause), maxRelayAfter)
+				ss.relayAt = now.Add(ss.relayPause)
+			}
+			return ss.relayAt.Sub(now), nil
+		case err != nil:
+			return 0, err
+		case here != nil || away != nil && !away.others.Here():
+			return 0, nil
+		}
+	}
+	return reopenAfter, nil // the part on this broker comes or goes
+}
+
+// maxCreations is the maximum number of attempts to open a topic's part on this broker at once.
+const maxCreations = 3
+
+// openPart returns the source of a topic and a channel, on this broker or on the other brokers. If it is not open,
+// openPart opens it. nil: there is none.
+func (ss *Sources) openPart(topic, channel string, relayed bool, open func(*source, func()) (Subscription, error)) (*source, error) {
 	ss.mu.Lock()
-	found := ss.find(topic, channel)
+	found := ss.find(topic, channel, relayed)
 	ss.mu.Unlock()
 	if found != nil {
-		return nil
+		return found, nil
+	}
+	if !ss.client.shared { // a writer reads shared after the first source
+		ss.client.shared = true
 	}
 	src := &source{client: ss.client, is: session.Source{Topic: topic, Channel: channel}}
-	sub, err := ss.client.conn.Subscribe(topic, channel, func() {
+	sub, err := open(src, func() {
 		src.pending.Store(true)
 		ss.client.conn.Notify()
 	})
-	if err != nil {
-		return err
+	if err != nil || sub == nil {
+		return nil, err
 	}
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -102,62 +148,78 @@ func (ss *Sources) open(topic, channel string) error {
 	}
 	src.is.Number = uint16(free)
 	ss.all[free] = src
-	ss.count++
 	ss.divide()
-	return nil
+	if src.pending.Load() {
+		ss.client.conn.Notify() // an earlier notification has found no source
+	}
+	return src, nil
 }
 
-// find returns the source of a topic and a channel, or nil. Requires: mu held.
-func (ss *Sources) find(topic, channel string) *source {
+// find returns the source of a topic and a channel, on this broker or on the other brokers, or nil. Requires: mu
+// held.
+func (ss *Sources) find(topic, channel string, relayed bool) *source {
 	for _, src := range ss.all {
-		if src != nil && !src.ended && src.is.Topic == topic && src.is.Channel == channel {
+		if src != nil && !src.ended && src.is.Topic == topic && src.is.Channel == channel && (src.others != nil) == relayed {
 			return src
 		}
 	}
 	return nil
 }
 
-// divide gives each source a part of the window. With more sources than the window has room, each
-// source may hold one message, and Take waits until the window has room. Requires: mu held.
+// divide gives each source a part of the window for each of its brokers. With more brokers than the window has
+// room, each source may hold one message, and Take waits until the window has room. Requires: mu held.
 func (ss *Sources) divide() {
-	if ss.count == 0 {
-		return
+	brokers := 0
+	for _, src := range ss.all {
+		if src == nil {
+			continue
+		}
+		if src.brokers = 1; src.others != nil {
+			src.brokers = src.others.Brokers()
+		}
+		brokers += src.brokers
 	}
-	part := max(1, ss.window/ss.count)
 	for _, src := range ss.all {
 		if src != nil {
-			_ = src.sub.Ready(part) // an error means that the subscription has ended, which Take reports
+			_ = src.sub.Ready(max(1, ss.window*src.brokers/max(1, brokers))) // an error means that the subscription has ended, which Take reports
 		}
 	}
+}
+
+// follow divides the window again if the brokers of a relay have changed. If this broker has got a part of the
+// relay's topic, follow makes the driver open the part. Requires: mu held.
+func (ss *Sources) follow(src *source) {
+	if src.others == nil {
+		return
+	}
+	if src.others.Brokers() != src.brokers {
+		ss.divide()
+	}
+	here := src.others.Here()
+	if here && !src.here && ss.find(src.is.Topic, src.is.Channel, false) == nil {
+		ss.client.refresh()
+	}
+	src.here = here
 }
 
 // retain closes the sources that have ended or that keep does not want.
 func (ss *Sources) retain(keep func(topic, channel string) bool) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	before := ss.count
 	for i, src := range ss.all {
-		if src != nil && (src.ended || !keep(src.is.Topic, src.is.Channel)) {
-			ss.remove(i)
+		if src == nil || !src.ended && keep(src.is.Topic, src.is.Channel) {
+			continue
+		}
+		src.sub.Close()
+		ss.all[i] = nil
+		if ss.taken == src {
+			ss.taken = nil
+		}
+		if ss.finishing == src {
+			ss.finishing = nil
 		}
 	}
-	if ss.count != before {
-		ss.divide()
-	}
-}
-
-// remove closes a source. Requires: mu held.
-func (ss *Sources) remove(number int) {
-	src := ss.all[number]
-	src.sub.Close()
-	ss.all[number] = nil
-	ss.count--
-	if ss.taken == src {
-		ss.taken = nil
-	}
-	if ss.finishing == src {
-		ss.finishing = nil
-	}
+	ss.divide()
 }
 
 // First returns the topic and the channel of a source, for display.
@@ -209,9 +271,15 @@ func (ss *Sources) Take(out *broker.Outgoing, limit int) (open bool) {
 
 // take adds messages of src to out. Requires: mu held.
 func (ss *Sources) take(src *source, out *broker.Outgoing, limit int) {
+	ss.follow(src)
 	before := out.Messages()
 	out.Encoder = src
-	if !src.sub.Take(out, limit) {
+	switch open := src.sub.Take(out, limit); {
+	case open || src.ended:
+	case src.others != nil: // the control plane does not know the topic
+		src.ended = true
+		time.AfterFunc(reopenAfter, ss.client.refresh)
+	default:
 		src.ended = true
 		ss.client.refresh()
 	}
@@ -303,5 +371,12 @@ func (ss *Sources) Close() {
 	ss.mu.Unlock()
 }
 
-// reopenAfter is the pause before a client's sources are opened again after a failure.
-const reopenAfter = time.Second
+// Pauses before a repetition.
+const (
+	reopenAfter = time.Second // to open a client's sources after a failure
+	claimAfter  = time.Minute // to claim a channel
+
+	// To relay a topic that only this broker knows. The pause doubles, because the control plane may never know
+	// the topic.
+	relayAfter, maxRelayAfter = 5 * time.Second, 5 * time.Minute
+)

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
@@ -393,7 +394,7 @@ type UnstoredError struct {
 }
 
 func (e *UnstoredError) Error() string {
-	return fmt.Sprintf("topic %s: %d messages (%d bytes) are not stored in JetStream, as far as is known; their publishers were not answered OK: %v", e.Topic, e.Messages, e.Bytes, e.Err)
+	return fmt.Sprintf("topic %s: not stored in JetStream, as far as is known: %s (%s); their publishers were not answered OK: %v", e.Topic, plural.Count(e.Messages, "message"), plural.Count(e.Bytes, "byte"), e.Err)
 }
 
 func (e *UnstoredError) Unwrap() error { return e.Err }

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/frames"
@@ -182,14 +181,6 @@ func TestRelayThroughMovesDrainsAndCrashes(t *testing.T) {
 	c := localtest.Start(t, 3, []string{"--evacuate-after=1s", "--report-interval=200ms", "--fitting=off"},
 		"--mcap=100000", "--durability=fsync", "--mem-queue-size=100000", "--nudge-consumers-after=0s")
 	home := openTopic(t, c, "t")
-	admin := srtmv1.NewAdminServiceClient(localtest.Dial(t, c.RPC))
-	at := func() int {
-		r, err := admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: "t"})
-		if err != nil || len(r.GetTopic().GetQuotas()) != 1 {
-			return -1
-		}
-		return brokerOf(r.Topic.Quotas[0].BrokerId)
-	}
 	front := (home + 1) % 3
 	j := &judge{acked: map[uint32][]uint32{}, came: map[uint64][]int64{}}
 	localtest.Consume(t, "t", "archive", j, func(cfg *nsq.Config) { cfg.MaxInFlight = 2000 }, c.Brokers[front].TCP)
@@ -200,38 +191,7 @@ func TestRelayThroughMovesDrainsAndCrashes(t *testing.T) {
 	for i := range 2 {
 		producers.Go(func() { j.produce(ctx, c.Brokers[front].TCP, uint32(i+1), 1+15*i) })
 	}
-	progress := func(what string) {
-		t.Helper()
-		from := j.acknowledged()
-		testkit.WaitFor(t, "publishes after "+what, func() bool { return j.acknowledged() > from+200 })
-		t.Logf("%s: %d acknowledged, %d of them missing, at b%d", what, j.acknowledged(), j.missing(), at()+1)
-	}
-	drain := func(victim int) {
-		t.Helper()
-		id := fmt.Sprint("b", victim+1)
-		testkit.WaitFor(t, "a drain of "+id, func() bool {
-			_, err := admin.DrainBroker(t.Context(), &srtmv1.DrainBrokerRequest{BrokerId: id})
-			return err == nil
-		})
-		testkit.WaitFor(t, "the topic on another broker than "+id, func() bool { is := at(); return is >= 0 && is != victim })
-		progress("a drain of " + id)
-		testkit.Result(admin.DrainBroker(t.Context(), &srtmv1.DrainBrokerRequest{BrokerId: id, Undo: true})).Must(t)
-	}
-	progress("the start")
-	for _, victim := range []int{home, front, 3 - home - front} {
-		drain(victim)
-	}
-	if at() == front {
-		drain(front)
-	}
-	victim := at()
-	killed := c.Brokers[victim]
-	testkit.Must(t, killed.Kill())
-	testkit.WaitFor(t, "the topic on another broker than the dead one", func() bool { is := at(); return is >= 0 && is != victim })
-	progress("kill -9")
-	again := testkit.Result(local.NSQDAt(localtest.Program(t, "nsqd"), killed.Dir, killed.TCP, killed.HTTP, killed.Flags[:len(killed.Flags)]...)).Must(t)
-	localtest.Watch(t, again, nil)
-	progress("the return of the dead broker")
+	j.move(t, c, home, front)
 	stop()
 	producers.Wait()
 	testkit.WaitFor(t, "all that was acknowledged", func() bool { return j.missing() == 0 })

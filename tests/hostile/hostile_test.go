@@ -75,9 +75,10 @@ func judge(t *testing.T, attacks []attack, mqtt bool) {
 			var quiet, loud []time.Duration
 			for try := 1; ; try++ {
 				a.measure(t, b, o, &quiet, &loud)
-				q, l := slices.Min(quiet), slices.Min(loud)
+				slices.Sort(quiet)
+				q, l := quiet[len(quiet)/2], slices.Min(loud)
 				ratio := float64(l) / float64(max(q, floor))
-				t.Logf("p99 quiet %v, attacked %v (the least of %v and %v): %.1f times", q, l, quiet, loud, ratio)
+				t.Logf("p99 quiet %v, the median of %v; attacked %v, the least of %v: %.1f times", q, quiet, l, loud, ratio)
 				if ratio <= limit {
 					break
 				}
@@ -95,8 +96,9 @@ func judge(t *testing.T, attacks []attack, mqtt bool) {
 }
 
 // measure alternates quiet slices with slices of the attack, and adds their p99s. The test compares
-// the minimum of each kind: other load on the machine comes and goes, while an attack hurts in every
-// slice.
+// the least p99 under attack with the median quiet p99. Other load on the machine comes and goes, while an
+// attack hurts in every slice. If other programs keep the processors busy, a single quiet slice without them
+// must not decide: the attack's slices had the other programs.
 func (a *attack) measure(t *testing.T, b *broker, o *others, quiet, loud *[]time.Duration) {
 	t.Helper()
 	for range alternations {

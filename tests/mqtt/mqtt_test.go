@@ -35,9 +35,12 @@ type device struct {
 type options func(*paho.Connect)
 
 // kept makes the broker keep the session.
-func kept(c *paho.Connect) {
-	expiry := uint32(3600)
-	c.CleanStart, c.Properties = false, &paho.ConnectProperties{SessionExpiryInterval: &expiry}
+var kept = keptFor(3600)
+
+func keptFor(seconds uint32) options {
+	return func(c *paho.Connect) {
+		c.CleanStart, c.Properties = false, &paho.ConnectProperties{SessionExpiryInterval: &seconds}
+	}
 }
 
 // dial connects a device.
@@ -224,8 +227,12 @@ func TestBrokerSaysWhyItEndsAConnection(t *testing.T) {
 	first.subscribe("t", 1)
 	second := connect(t, b.mqtt, "same")
 	testkit.Equal(t, <-first.ended, 0x8E)
+	subscriber := connect(t, b.mqtt, "subscriber", kept)
+	subscriber.subscribe("t", 1)
 	testkit.Must(t, b.process.Signal(syscall.SIGTERM))
-	testkit.Equal(t, <-second.ended, 0x8B)
+	for _, d := range []*device{second, subscriber} {
+		testkit.Equal(t, <-d.ended, 0x8B)
+	}
 	<-b.process.Done()
 }
 
@@ -284,5 +291,35 @@ func TestDeviceAtAnyBrokerOfACluster(t *testing.T) {
 		testkit.Equal(t, publisher.publish("shared", "new at "+port, 1), 0)
 		testkit.Equal(t, string((<-subscriber.received).Payload), "new at "+port)
 		subscriber.vanish()
+	}
+}
+
+// A device has a session at each of two brokers. The end of the older session leaves the channel to the later
+// session, although the device is away.
+func TestLaterSessionAtAnotherBrokerKeepsItsChannel(t *testing.T) {
+	ports := localtest.Ports(t, 2)
+	c := localtest.Start(t, 0, nil)
+	for _, port := range ports {
+		c.Join(t, "--mcap=1000", "--mqtt-address="+port)
+	}
+	publisher := connect(t, ports[0], "publisher")
+	for i, port := range ports {
+		older := connect(t, port, "subscriber", keptFor(1))
+		older.subscribe("shared", 1)
+		later := connect(t, ports[1-i], "subscriber", kept)
+		later.subscribe("shared", 1)
+		older.vanish()
+		later.vanish()
+		message := "while away from " + ports[1-i]
+		testkit.Equal(t, publisher.publish("shared", message, 1), 0)
+		testkit.WaitFor(t, "the end of the older session", func() bool {
+			return testkit.Result(localtest.Metric(c.Brokers[i], "srtm_nsqd_mqtt_sessions")).Must(t) == 0
+		})
+		later = connect(t, ports[1-i], "subscriber", kept)
+		testkit.Equal(t, later.present, true)
+		later.want("shared " + message)
+		// A clean start ends the session, so that the next round begins anew.
+		later.vanish()
+		connect(t, ports[1-i], "subscriber").vanish()
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/sim/bucket"
 )
@@ -104,7 +105,7 @@ func bucketTable(w io.Writer, r *bucket.Report) error {
 		line("all", r.RateMilli, r.Burst, r.Messages, r.Delayed, r.Mean, r.Quantiles)
 	})
 	if err == nil {
-		_, err = fmt.Fprintf(w, "assignment %s, seed %d; %d messages out of order\n", r.Assign, r.Seed, r.OutOfOrder)
+		_, err = fmt.Fprintf(w, "assignment %s, seed %d; %s out of order\n", r.Assign, r.Seed, plural.Count(r.OutOfOrder, "message"))
 	}
 	return err
 }

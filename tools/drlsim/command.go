@@ -46,7 +46,7 @@ split over several brokers, or by simulating brokers and publishers. It touches 
 cluster. The same input and seed give the same bytes.
 
 Exit code: 0; 1 if the input is bad; 2 if the command line is.`,
-		theoryCommand(), bucketCommand(), runCommand(), fitCommand(), convergenceCommand(), jbqCommand(), mqosCommand(), linkCommand())
+		theoryCommand(), bucketCommand(), runCommand(), fitCommand(), convergenceCommand(), mqosCommand(), linkCommand())
 }
 
 // answer is the output of a command: objects, one per line, or a table.

@@ -64,7 +64,7 @@ func TestBucketGolden(t *testing.T) {
 }
 
 func TestHelpGolden(t *testing.T) {
-	for _, command := range []string{"theory", "bucket", "run", "fit", "convergence", "jbq", "mqos", "link"} {
+	for _, command := range []string{"theory", "bucket", "run", "fit", "convergence", "mqos", "link"} {
 		testkit.Golden(t, filepath.Join("testdata", command+".help"), []byte(mustRun(t, "", command, "--help")))
 	}
 }
@@ -172,7 +172,6 @@ func TestMistakes(t *testing.T) {
 		{2, "bucket --arrivals - --rate 1 --burst 3 --assign any", "1", `unknown assignment "any": there are keyed, random, roundrobin`},
 		{2, "bucket --arrivals - --rate 1 --burst 3 --seed -1", "1", `invalid argument "-1" for "--seed"`},
 		{2, "bucket --arrivals - --rate 1 --burst 3 --output xml", "1", `unknown output "xml"`},
-		{2, "jbq --rate 1e-9", "", "requests: 0 at 1e-09/s take longer than 1000000 s"},
 		{1, "run --scenario -", `{"duration_s":1e6,"brokers":[{"id":"b"}],"topics":[{"name":"t","publishers":1000,"rate":1000}]}`, "1e+12 messages, want 1e+11 at most"},
 		{1, "bucket --arrivals - --rate 1 --burst 3", "", "standard input: no arrivals in it"},
 		{1, "bucket --arrivals - --rate 1 --burst 3", "1\nx\n", `standard input:2: "x" is not a time in seconds`},

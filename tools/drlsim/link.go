@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/tools/sim/link"
 )
 
@@ -107,7 +108,7 @@ func bandwidthDelays(text string) (float64, error) {
 }
 
 func linkTable(w io.Writer, r link.Result) error {
-	fmt.Fprintf(w, "utilization %.4f, queue mean %.4f and max %.4f of the buffer, %d drops\n", r.Utilization, r.QueueMean, r.QueueMax, r.Drops)
+	fmt.Fprintf(w, "utilization %.4f, queue mean %.4f and max %.4f of the buffer, %s\n", r.Utilization, r.QueueMean, r.QueueMax, plural.Count(r.Drops, "drop"))
 	return grid(w, tabwriter.AlignRight, func(row func(string, ...any)) {
 		row("flow\ttos\tMb/s\tgreedy\t")
 		for i, f := range r.Flows {

@@ -4,6 +4,7 @@ package help
 
 import (
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -17,13 +18,13 @@ import (
 // Width is the maximum length of a line of --help.
 const Width = 100
 
-// Connection is the title of the flags of every command that talks to a server.
+// Connection is the title of the flags that tell how to reach a server.
 const Connection = "Connection and output"
 
-// groupKey is the annotation with a flag's group; without one the flag is in Flags.
+// groupKey is the annotation with a flag's group. A flag without the annotation is in Flags.
 const groupKey = "srtm_group"
 
-// connectionFlags are the flags of the group Connection, of every command that has them.
+// connectionFlags are the flags of the group Connection.
 var connectionFlags = []string{
 	"loaddistributor-address", "admission-address", "gateway-address", "nsqd-tcp-address", "nsqd-http-address", "nsq-opt", "auth-secret-file",
 	"tls-ca", "tls-cert", "tls-key", "token-file", "nsqd-tls-ca", "nsqd-tls-cert", "nsqd-tls-key", "nsqd-token-file", "output", "timeout",
@@ -32,7 +33,7 @@ var connectionFlags = []string{
 // flagGroup is flags under a title, as --help prints them.
 type flagGroup struct{ Title, Usages string }
 
-// flagGroups returns the flags of a command in groups: those of the command first.
+// flagGroups returns the flags of a command in groups. The group Flags comes first.
 func flagGroups(cmd *cobra.Command) (groups []flagGroup) {
 	for _, title := range []string{"Flags", Connection} {
 		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -85,30 +86,55 @@ func commandGroups(cmd *cobra.Command) (groups []commandGroup) {
 	return groups
 }
 
-const usageTemplate = `Usage:{{if .HasAvailableSubCommands}}
-  {{.CommandPath}} COMMAND{{else}}
-  {{.UseLine}}{{end}}{{if .HasExample}}
+// usage prints the usage of cmd. With a template instead of this function, the linker would keep
+// every exported method of a program.
+func usage(cmd *cobra.Command) error {
+	var text strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
+	line("Usage:")
+	if cmd.HasAvailableSubCommands() {
+		line("  %s COMMAND", cmd.CommandPath())
+	} else {
+		line("  %s", cmd.UseLine())
+	}
+	if cmd.HasExample() {
+		line("\nExamples:\n%s", cmd.Example)
+	}
+	for _, g := range commandGroups(cmd) {
+		line("\n%s:", g.Title)
+		for _, sub := range g.Commands {
+			line("  %-*s %s", sub.NamePadding(), sub.Name(), sub.Short)
+		}
+	}
+	for _, g := range flagGroups(cmd) {
+		line("\n%s:\n%s", g.Title, g.Usages)
+	}
+	if cmd.HasAvailableSubCommands() {
+		line("\n%s COMMAND --help explains a command.", cmd.CommandPath())
+	}
+	_, err := io.WriteString(cmd.OutOrStderr(), text.String())
+	return err
+}
 
-Examples:
-{{.Example}}{{end}}{{range commandGroups .}}
-
-{{.Title}}:{{range .Commands}}
-  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{range flagGroups .}}
-
-{{.Title}}:
-{{.Usages}}{{end}}{{if .HasAvailableSubCommands}}
-
-{{.CommandPath}} COMMAND --help explains a command.{{end}}
-`
+// addVersion gives the program the flag --version. The command prints help if it is run without
+// a subcommand and without --version.
+func addVersion(root *cobra.Command) {
+	version := root.Flags().BoolP("version", "v", false, "print the version and exit")
+	root.RunE = func(cmd *cobra.Command, _ []string) error {
+		if !*version {
+			return cmd.Help()
+		}
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s, %s\n", root.Name(), obs.Version())
+		return err
+	}
+}
 
 // Root returns the command of a program whose subcommands take only flags. Root prints no
 // errors.
 func Root(name, short, long string, commands ...*cobra.Command) *cobra.Command {
 	root := &cobra.Command{
-		Use: name, Short: short, Long: long, Version: obs.Version(), SilenceUsage: true, SilenceErrors: true,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Use: name, Short: short, Long: long, SilenceUsage: true, SilenceErrors: true,
 	}
-	root.SetVersionTemplate(name + ", {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(commands...)
@@ -134,11 +160,10 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return lifecycle.UsageError{Err: err}
 }
 
-// Use gives a command and its subcommands our form of --help.
+// Use gives a program's command and its subcommands our form of --help and --version.
 func Use(root *cobra.Command) {
-	cobra.AddTemplateFunc("flagGroups", flagGroups)
-	cobra.AddTemplateFunc("commandGroups", commandGroups)
-	root.SetUsageTemplate(usageTemplate)
+	addVersion(root)
+	root.SetUsageFunc(usage)
 	group(root)
 }
 

@@ -126,13 +126,13 @@ func mqttDialect() Dialect {
 
 // expectMQTT reads a packet of at most 127 bytes. The packet must have the given kind, and
 // its last byte must report success.
-func expectMQTT(c io.Reader, kind byte) error {
+func expectMQTT(c io.Reader, kind packet.Kind) error {
 	head := make([]byte, 2)
 	if _, err := io.ReadFull(c, head); err != nil {
 		return err
 	}
-	if head[0] != kind || head[1] == 0 || head[1] > 127 {
-		return fmt.Errorf("mqtt: the broker answered %x, want a packet of kind %x", head, kind)
+	if packet.Kind(head[0]) != kind || head[1] == 0 || head[1] > 127 {
+		return fmt.Errorf("mqtt: the broker answered %x, want %v", head, kind)
 	}
 	body := make([]byte, head[1])
 	if _, err := io.ReadFull(c, body); err != nil {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/refill"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/topics"
@@ -154,11 +155,11 @@ or none. Rules that the file does not name stay.`,
 		set := 0
 		for batch := range slices.Chunk(rules, rulesAtOnce) {
 			if _, err := a.SetRules(x.ctx, &srtmv1.SetRulesRequest{Rules: batch}); err != nil {
-				return fmt.Errorf("%d rules were set, then: %w", set, err)
+				return fmt.Errorf("set %s, then: %w", plural.Count(set, "rule"), err)
 			}
 			set += len(batch)
 		}
-		_, err := fmt.Fprintf(x.out, "%d rules set\n", set)
+		_, err := fmt.Fprintf(x.out, "%s set\n", plural.Count(set, "rule"))
 		return err
 	})
 }
@@ -239,11 +240,11 @@ func verdictText(r *srtmv1.AskResponse) string {
 	case r.GetShadow():
 		text = "admitted, though the rule would deny (shadow)"
 	case r.GetAdmit():
-		text = fmt.Sprintf("admitted, %d credits left", r.GetLeft())
+		text = fmt.Sprintf("admitted, %s left", plural.Count(r.GetLeft(), "credit"))
 	case r.GetRetryAfterMs() < 0:
-		text = fmt.Sprintf("denied, %d credits left; at this cost it never is admitted", r.GetLeft())
+		text = fmt.Sprintf("denied, %s left; at this cost it never is admitted", plural.Count(r.GetLeft(), "credit"))
 	default:
-		text = fmt.Sprintf("denied, %d credits left, retry after %d ms", r.GetLeft(), r.GetRetryAfterMs())
+		text = fmt.Sprintf("denied, %s left, retry after %d ms", plural.Count(r.GetLeft(), "credit"), r.GetRetryAfterMs())
 	}
 	if r.GetByDefault() {
 		text += " (by default: the key has no rule of its own)"

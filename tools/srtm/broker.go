@@ -30,7 +30,7 @@ func brokerDrainCommand() *cobra.Command {
 		Long: `drain has nothing new placed on the broker, and moves the publishers of its
 topics to others. A topic is gone from it once its consumers have had what it
 still holds. What fits nowhere else stays. It says what it waits for and what would
-let it go on, and "safe to stop" once nothing is on the broker any more.
+end the wait, and "safe to stop" once nothing is on the broker any more.
 
 --force has it end, whatever it costs: topics that fit nowhere else go beyond the
 capacity of the other brokers, which degrades them, and messages that are left on
@@ -179,14 +179,15 @@ func brokerListCommand() *cobra.Command {
 	return leaf(&cobra.Command{
 		Use:   "list",
 		Short: "List the brokers, by id",
-		Long: `list shows every broker that has joined: its capacity mcap and what of it is
+		Long: `list shows every broker that has joined: the addresses that clients dial ("-": it does
+not listen for MQTT, or for MQTT with TLS), its capacity mcap and what of it is
 allocated to topics, both in msg/s, and whether its session is up. "mcap set" says
 that its capacity was set (calibrate, capacity), and is not what it is configured
 with. "refused" names a process that said hello with the id of the broker within the last
 ten minutes, while the id belonged to another process.`,
 	}, func(x *call) error {
 		r, err := x.admin.ListBrokers(x.ctx, &srtmv1.ListBrokersRequest{})
-		return list(x, r.GetBrokers(), err, "BROKER\tTCP\tHTTP\tMCAP\tALLOCATED\tFREE\tSTATE\tVERSION", func(b *srtmv1.Broker) []any {
+		return list(x, r.GetBrokers(), err, "BROKER\tTCP\tHTTP\tMQTT\tMQTTS\tMCAP\tALLOCATED\tFREE\tSTATE\tVERSION", func(b *srtmv1.Broker) []any {
 			state := "connected"
 			if !b.GetConnected() {
 				state = "gone"
@@ -205,7 +206,8 @@ ten minutes, while the id belonged to another process.`,
 			if r := b.GetRefused(); r != nil {
 				state += ", refused " + refusedProcess(r)
 			}
-			return []any{b.GetId(), b.GetTcpAddress(), b.GetHttpAddress(), b.GetMcap(), b.GetAllocated(), b.GetMcap() - b.GetAllocated(), state, b.GetVersion()}
+			mqtt, mqtts := cmp.Or(b.GetMqttAddress(), "-"), cmp.Or(b.GetMqttsAddress(), "-")
+			return []any{b.GetId(), b.GetTcpAddress(), b.GetHttpAddress(), mqtt, mqtts, b.GetMcap(), b.GetAllocated(), b.GetMcap() - b.GetAllocated(), state, b.GetVersion()}
 		})
 	})
 }

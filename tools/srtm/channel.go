@@ -165,7 +165,7 @@ func channelSeekCommand() *cobra.Command {
 		Short: "Move a channel to another place in its topic",
 		Long: `seek moves a channel of all brokers of the topic to the begin or the end of what they
 have, to a time of publication (2026-01-02T15:04:05Z), or, on a single broker, to an
-offset, and prints the offset from which each goes on. The channel drops what it has in
+offset, and prints the offset at which each resumes. The channel drops what it has in
 flight or deferred. What all channels have finished is there as long as nsqd
 --retain or POST /topic/retain says. The loaddistributor orders it; brokers of no cluster
 are asked at --nsqd-http-address.`,

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/plural"
 )
 
 func clusterCommand() *cobra.Command {
@@ -67,7 +68,8 @@ the export are not in it, those that were deleted after it come back. FILE may b
 			for _, reason := range r.LeftOut {
 				fmt.Fprintln(x.cmd.ErrOrStderr(), "left out:", reason)
 			}
-			_, err := fmt.Fprintf(x.out, "imported %d topics and %d brokers, left out %d topics\n", r.Topics, r.Brokers, len(r.LeftOut))
+			_, err := fmt.Fprintf(x.out, "imported %s and %s, left out %s\n",
+				plural.Count(r.Topics, "topic"), plural.Count(r.Brokers, "broker"), plural.Count(len(r.LeftOut), "topic"))
 			return err
 		})
 	})

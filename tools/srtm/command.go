@@ -100,8 +100,7 @@ be placed on the brokers there are.`,
 	)
 	takeNoArguments(root)
 	useHelp(root)
-	root.Version, root.SilenceUsage, root.SilenceErrors = obs.Version(), true, true
-	root.SetVersionTemplate("srtm, {{.Version}}\n")
+	root.SilenceUsage, root.SilenceErrors = true, true
 	return root
 }
 

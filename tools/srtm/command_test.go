@@ -192,7 +192,7 @@ func (a *admin) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv
 		return &srtmv1.ListBrokersResponse{Brokers: a.brokers}, nil
 	}
 	return &srtmv1.ListBrokersResponse{Brokers: []*srtmv1.Broker{
-		{Id: "b1", TcpAddress: "h:4150", HttpAddress: "h:4151", Mcap: 20_000, Allocated: 11_000, Connected: true, Version: "0.1.0"},
+		{Id: "b1", TcpAddress: "h:4150", HttpAddress: "h:4151", MqttAddress: "h:1883", MqttsAddress: "h:8883", Mcap: 20_000, Allocated: 11_000, Connected: true, Version: "0.1.0"},
 		{Id: "b2", TcpAddress: "h:4250", HttpAddress: "h:4251", Mcap: 18_500, ConfiguredMcap: 20_000, CalibratedMcap: 18_500, Version: "0.1.0"},
 	}}, nil
 }

@@ -20,6 +20,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/mqtt/names"
 )
 
@@ -95,7 +96,7 @@ Exit code: 0, also with warnings; 1 if a check failed.`,
 			shown = slices.DeleteFunc(slices.Clone(shown), func(f finding) bool { return f.State == stateOK || f.State == skipped })
 		}
 		if hidden := len(d.findings) - len(shown); hidden > 0 {
-			defer fmt.Fprintf(x.out, "%d checks are ok or skipped; --all shows them\n", hidden)
+			defer fmt.Fprintf(x.out, "%s ok or skipped; --all shows all\n", plural.Count(hidden, "check"))
 			if len(shown) == 0 {
 				return nil
 			}
@@ -193,7 +194,7 @@ func (d *doctor) cluster(x *call) {
 		}
 		d.add(check, failed, remedy, "%v", explain(err))
 	} else {
-		d.add(check, stateOK, "", "answers; it knows %d brokers", len(r.GetBrokers()))
+		d.add(check, stateOK, "", "answers; it knows %s", plural.Count(len(r.GetBrokers()), "broker"))
 	}
 	if x.cli.trust.CAFile != "" {
 		for address := range strings.SplitSeq(x.cli.address, ",") {

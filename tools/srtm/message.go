@@ -27,6 +27,7 @@ import (
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -106,15 +107,15 @@ func pubCommand() *cobra.Command {
 	cmd := leaf(&cobra.Command{
 		Use:   "pub TOPIC [FILE...]",
 		Short: "Publish messages, one for each line of the files or of standard input",
-		Long: `pub publishes the lines of the files, one after the other, or of standard input (also as
-"-"), each as a message in its order; empty lines are none. It goes where the
-loaddistributor sends the publisher --id, with it when that moves, and waits its turn
-where the topic is paced. With --nsqd-tcp-address it publishes to that broker, which need
+		Long: `pub publishes each line of the files, one file after the other, or of standard input (also
+as "-"), as a message. pub skips empty lines. The loaddistributor names the broker of the
+publisher --id, and pub follows when the publisher moves. If the topic is paced, pub keeps
+to the advised rate. With --nsqd-tcp-address pub publishes to the named broker, which need
 not be in a cluster.
 
-At the first message that is refused it stops, with exit code 1; --output json says in
-either case how many were accepted before. After an interrupt (Ctrl-C) it reads no
-further, and waits for the answers to what it has sent, at most 5 s.`,
+pub stops at the first refused message, with exit code 1. --output json says how many
+messages were accepted. After an interrupt (Ctrl-C) pub reads no further, and waits at
+most 5 s for the answers to the sent messages.`,
 		Example: `  srtm pub sensors readings.txt --rate 100
   srtm pub sensors --message '{"t":21.5}' --count 10
   journalctl -f -o json | srtm pub logs --id host1`,
@@ -210,7 +211,7 @@ func (p *publication) run(x *call) error {
 			watch.Stop()
 			if err == nil {
 				accepted++
-				x.progress.printf("%d messages published", accepted)
+				x.progress.printf("%s published", plural.Count(accepted, "message"))
 			} else if !failed {
 				failed = true
 				stop(err)
@@ -255,7 +256,7 @@ sending:
 	if fault != nil && patient.Err() != nil {
 		err = nil // fault is the reason for the failed Close
 	}
-	return errors.Join(fault, err, x.print(map[string]int64{"published": accepted}, nil, "published %d messages to %s\n", accepted, x.args[0]))
+	return errors.Join(fault, err, x.print(map[string]int64{"published": accepted}, nil, "published %s to %s\n", plural.Count(accepted, "message"), x.args[0]))
 }
 
 // read sends the messages of the files, or of standard input, to the channel until ctx
@@ -364,14 +365,14 @@ func tailCommand() *cobra.Command {
 	cmd := leaf(&cobra.Command{
 		Use:   "tail TOPIC",
 		Short: "Print the messages of a topic as they come, a line each",
-		Long: `tail prints each message, and a line feed, as it is delivered by any of the topic's
-brokers; --output json prints a line of JSON with its body as text, or as body_base64 if it
-is not UTF-8. It has an ephemeral channel of its own, which is gone
-when it ends, and takes nothing from other consumers; with --channel it is one of the
-consumers of that channel.
+		Long: `tail prints each message of the topic, and a line feed, when a broker delivers the
+message. --output json prints a line of JSON with the body as text, or as body_base64 if
+the body is not UTF-8. Without --channel, tail reads from an ephemeral channel of its own,
+which ends with tail, and takes nothing from other consumers. With --channel, tail is one
+of the channel's consumers.
 
-What was printed is finished; what was delivered and not printed goes back to the
-channel. It ends at --count, at an interrupt, and when the reader of its output is gone.`,
+tail finishes the messages that it prints. Other delivered messages go back to the
+channel. tail ends at --count, at an interrupt, and when the reader of its output is gone.`,
 		Example: `  srtm tail sensors
   srtm tail sensors --count 10 --output json | jq -r .body`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -477,7 +478,7 @@ func (t *tail) follow(ctx, patient context.Context) error {
 			return err
 		case err.Error() != lastReport:
 			lastReport = err.Error()
-			fmt.Fprintf(t.x.cmd.ErrOrStderr(), "srtm tail: %v; reading from %d brokers and retrying\n", explain(err), len(connected))
+			fmt.Fprintf(t.x.cmd.ErrOrStderr(), "srtm tail: %v; reading from %s and retrying\n", explain(err), plural.Count(len(connected), "broker"))
 		}
 		if !clock.Sleep(ctx, brokersPause) {
 			return nil

@@ -136,7 +136,7 @@ func TestPubAndTail(t *testing.T) {
 
 	// The broker is given by its address, and refuses a message.
 	pub = begin(t, strings.NewReader("good\n"+strings.Repeat("x", 2<<20)+"\n"), "pub", "other", direct)
-	if said, err := pub.rest(); err == nil || !strings.Contains(err.Error(), "E_BAD_MESSAGE") || said != "published 1 messages to other\n" {
+	if said, err := pub.rest(); err == nil || !strings.Contains(err.Error(), "E_BAD_MESSAGE") || said != "published 1 message to other\n" {
 		t.Errorf("%q, %v", said, err)
 	}
 	tail = begin(t, nil, "tail", "other", direct, "--channel=c", "--count=1")

@@ -15,6 +15,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/loaddistributor/sizing"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tools/sim/bucket"
@@ -82,13 +83,13 @@ func (x *call) profile(r *srtmv1.ProfileTopicRequest) (*srtmv1.Profile, error) {
 		if err != nil || got.GetProfile() != nil {
 			return got.GetProfile(), err
 		}
-		fmt.Fprintf(x.cmd.ErrOrStderr(), "%d messages recorded\n", got.GetMessages())
+		fmt.Fprintf(x.cmd.ErrOrStderr(), "%s recorded\n", plural.Count(got.GetMessages(), "message"))
 	}
 }
 
 func describeProfile(w io.Writer, wanted *wanted, p *srtmv1.Profile) error {
-	fmt.Fprintf(w, "proposed  r %s msg/s, b %d\nrecorded  %d messages in %v, %.1f msg/s", thousandths(p.GetShare().GetRateMilli()), p.GetShare().GetBurst(),
-		p.GetMessages(), p.GetSpan().AsDuration().Round(time.Second), p.GetMeanRate())
+	fmt.Fprintf(w, "proposed  r %s msg/s, b %d\nrecorded  %s in %v, %.1f msg/s", thousandths(p.GetShare().GetRateMilli()), p.GetShare().GetBurst(),
+		plural.Count(p.GetMessages(), "message"), p.GetSpan().AsDuration().Round(time.Second), p.GetMeanRate())
 	if p.GetMissing() > 0 {
 		fmt.Fprintf(w, "; %s are missing, of which nothing is known", percentText(p.GetMissing()))
 	}

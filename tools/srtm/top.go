@@ -17,6 +17,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
@@ -104,7 +105,7 @@ newest interval; those that wait for tokens (BACKLOG) and for consumers (DEPTH);
 the window the p99 of the delivery latency, of which access delay is the wait for tokens
 and processing delay the broker's, and of the consumers' delay, which is no part of it.
 
-Without names it shows the first --limit topics by name. On a terminal it goes on until an
+Without names it shows the first --limit topics by name. On a terminal it runs until an
 interrupt; elsewhere it prints once.`,
 		Example: `  srtm top
   srtm top sensors valves --interval 1s
@@ -212,8 +213,8 @@ func (x *call) top(ctx context.Context, w io.Writer, limit int) error {
 				mcap, allocated = mcap+b.GetMcap(), allocated+b.GetAllocated()
 			}
 		}
-		fmt.Fprintf(w, "%d topics, %d miss their SLO; %d of %d brokers connected, %d of their %d msg/s allocated\n",
-			len(all), missed, connected, len(brokers.GetBrokers()), allocated, mcap)
+		fmt.Fprintf(w, "%s, %d outside the SLO; %d of %s connected, %d of their %d msg/s allocated\n",
+			plural.Count(len(all), "topic"), missed, connected, plural.Count(len(brokers.GetBrokers()), "broker"), allocated, mcap)
 		if more {
 			fmt.Fprintf(w, "these are the first topics by name: see --limit, or name some\n")
 		}

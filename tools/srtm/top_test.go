@@ -57,7 +57,7 @@ func TestTop(t *testing.T) {
 		testkit.Golden(t, filepath.Join("testdata", "top."+form), []byte(out))
 	}
 	out, _, err := srtm(t, address, "top", "late", "--count=2", "--interval=100ms")
-	if err != nil || strings.Count(out, "1 topics, 1 miss") != 2 || strings.Contains(out, "idle") {
+	if err != nil || strings.Count(out, "1 topic, 1 outside") != 2 || strings.Contains(out, "idle") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if _, _, err := srtm(t, address, "top", "gone"); err == nil {

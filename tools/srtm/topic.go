@@ -21,6 +21,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -429,7 +430,7 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 		if lost := status.GetUnaccepted(); lost > 0 {
 			lateText += fmt.Sprintf(", or not accepted (%d)", lost)
 		}
-		fmt.Fprintf(w, "SLO       %s: %.4f %% of %d messages in %v were %s\n", verdict, 100*status.GetExceedFraction(), n, status.GetWindow().AsDuration(), lateText)
+		fmt.Fprintf(w, "SLO       %s: %.4f %% of %s in %v were %s\n", verdict, 100*status.GetExceedFraction(), plural.Count(n, "message"), status.GetWindow().AsDuration(), lateText)
 	}
 	if a := spec.GetAuto(); a != nil {
 		state := "it is being measured, and provisional"
@@ -490,7 +491,7 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 }
 
 func describeLearned(w io.Writer, l *srtmv1.Learned) error {
-	fmt.Fprintf(w, "\nopen: %d publishers learned", l.GetCount())
+	fmt.Fprintf(w, "\nopen: %s learned", plural.Count(l.GetCount(), "publisher"))
 	if shown := len(l.GetPublishers()); shown < int(l.GetCount()) {
 		fmt.Fprintf(w, ", the %d of the highest rates shown", shown)
 	}

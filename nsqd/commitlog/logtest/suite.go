@@ -182,7 +182,7 @@ func testTrim(t *testing.T, s Subject) {
 	check(t, l, offsets[150], offsets[150:], 150)
 	testkit.Must(t, l.Trim(1<<40))
 	if at := fill(t, l, 200, 201); at[0] != offsets[199]+1 {
-		t.Errorf("trimmed beyond the end, it goes on at %d", at[0])
+		t.Errorf("trimmed beyond the end, the log continues at %d", at[0])
 	}
 }
 

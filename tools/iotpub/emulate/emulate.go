@@ -25,6 +25,7 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -169,7 +170,7 @@ func (t *traffic) ready(ctx context.Context) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("the subscriber is connected to %d of %d brokers: %w", t.sub.Connections(), t.brokers(), ctx.Err())
+			return fmt.Errorf("the subscriber is connected to %d of %s: %w", t.sub.Connections(), plural.Count(t.brokers(), "broker"), ctx.Err())
 		}
 	}
 	return nil
@@ -500,10 +501,13 @@ func (r *run) report(start, stopped mono.Time, interrupted bool) *report.Report 
 	}
 	rep := &report.Report{
 		Type: report.TypeReport, Version: obs.Version(), Topic: r.cfg.Topic, Seed: r.cfg.Load.Spec.Seed,
-		Load: r.load.Text, Publishers: len(r.load.Sources), Planned: planned.Seconds(), Seconds: seconds,
+		Load: r.load.Text, Publishers: len(r.load.Sources), Protocol: "nsq", Planned: planned.Seconds(), Seconds: seconds,
 		Interrupted: interrupted, Counts: s.Counts,
 		Lost: s.Lost, Moved: s.Moved, Strange: s.Strange, LastError: s.LastError,
 		Lateness: report.QuantilesOf(s.Lateness), Answer: report.QuantilesOf(s.Answer),
+	}
+	if r.cfg.MQTT != "" {
+		rep.Protocol = "mqtt"
 	}
 	if seconds > 0 {
 		rep.OfferedRate = float64(s.Offered) / seconds

@@ -25,6 +25,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/payload"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -182,7 +183,7 @@ func (f *Fleet) Ready(ctx context.Context) error {
 		return errors.New("the fleet stopped before all publishers were connected")
 	}
 	s := f.Stats()
-	err := fmt.Errorf("%d of %d publishers connected: %w", s.Connected, len(f.cfg.Sources), ctx.Err())
+	err := fmt.Errorf("%d of %s connected: %w", s.Connected, plural.Count(len(f.cfg.Sources), "publisher"), ctx.Err())
 	if s.LastError != "" {
 		err = fmt.Errorf("%w; the last connection failed with: %s", err, s.LastError)
 	}

@@ -240,7 +240,7 @@ func behaviour() {
 		Expect(received()).NotTo(BeEmpty())
 	})
 
-	It("counts refusals by their code and goes on", func() {
+	It("counts refusals by their code and continues", func() {
 		n := 0
 		a.Refuse(func(string, []byte) *wire.Error {
 			if n++; n%3 == 0 {

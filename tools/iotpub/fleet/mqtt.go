@@ -70,7 +70,7 @@ func (w *worker) packets(l *link, in []byte, now mono.Time) (rest []byte, err er
 			}
 		case kind == packet.PingReply:
 		default:
-			return in, fmt.Errorf("unexpected packet %#02x of %d bytes", kind, len(body))
+			return in, fmt.Errorf("unexpected packet %v of %d bytes", kind, len(body))
 		}
 	}
 	return in, nil

@@ -110,7 +110,7 @@ func (b *mqttBroker) serve(c net.Conn) {
 	}
 }
 
-func (b *mqttBroker) handle(c net.Conn, kind byte, body []byte, waiting [][]byte) [][]byte {
+func (b *mqttBroker) handle(c net.Conn, kind packet.Kind, body []byte, waiting [][]byte) [][]byte {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch kind {
@@ -261,7 +261,7 @@ var _ = Describe("a fleet of MQTT", func() {
 		By("a move of the placement")
 		third := newMQTTBroker()
 		was := accepted()
-		other.say(append([]byte{packet.Disconnect, byte(5 + len(third.address())), 0x9D, byte(3 + len(third.address())), 0x1C, 0, byte(len(third.address()))}, third.address()...))
+		other.say(append([]byte{byte(packet.Disconnect), byte(5 + len(third.address())), 0x9D, byte(3 + len(third.address())), 0x1C, 0, byte(len(third.address()))}, third.address()...))
 		Eventually(func() uint64 { return f.Stats().Moved }).Should(BeNumerically("==", 20))
 		Eventually(accepted).Should(BeNumerically(">", was+100))
 		Expect(f.Stats().Lost).To(BeZero())

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 	"github.com/srtm-io/srtm/tools/iotpub/trace"
 )
@@ -99,7 +100,7 @@ func (o Options) Build() (*Load, error) {
 			return nil, err
 		}
 		spec := o.Spec
-		text := fmt.Sprintf("%d %s publishers at %g msg/s each, %g msg/s in all", spec.Publishers, spec.Process, spec.Rate, spec.Rate*float64(spec.Publishers))
+		text := fmt.Sprintf("%s at %g msg/s each, %g msg/s in all", plural.Count(spec.Publishers, string(spec.Process)+" publisher"), spec.Rate, spec.Rate*float64(spec.Publishers))
 		if spec.Batch > 1 {
 			text += fmt.Sprintf(", batches of %d", spec.Batch)
 		}
@@ -142,7 +143,7 @@ func (o Options) Build() (*Load, error) {
 			return schedule.Only(replay.Stream(), func(e schedule.Event) bool { return int(e.Source) < o.Keep })
 		}
 	}
-	l.Text = fmt.Sprintf("%s: %d publishers, %.4g msg/s in all (%g times faster, %d copies, lasts %v)",
-		o.Trace, len(l.Sources), l.Rate(), options.Compress, options.Copies, l.Span.Round(time.Second))
+	l.Text = fmt.Sprintf("%s: %s, %.4g msg/s in all (%g times faster, %s, lasts %v)",
+		o.Trace, plural.Count(len(l.Sources), "publisher"), l.Rate(), options.Compress, plural.Count(options.Copies, "copy"), l.Span.Round(time.Second))
 	return l, nil
 }

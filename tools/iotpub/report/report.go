@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/tools/iotpub/verify"
 )
 
@@ -111,13 +112,15 @@ type Progress struct {
 
 // Report is the last line of a run.
 type Report struct {
-	Type       string  `json:"type"`
-	Version    string  `json:"version"`
-	Topic      string  `json:"topic"`
-	Seed       uint64  `json:"seed"`
-	Load       string  `json:"load"`
-	Publishers int     `json:"publishers"`
-	Planned    float64 `json:"planned_s"`
+	Type       string `json:"type"`
+	Version    string `json:"version"`
+	Topic      string `json:"topic"`
+	Seed       uint64 `json:"seed"`
+	Load       string `json:"load"`
+	Publishers int    `json:"publishers"`
+	// Protocol of the publishers: nsq, or mqtt (5.0, quality of service 1).
+	Protocol string  `json:"protocol"`
+	Planned  float64 `json:"planned_s"`
 	// Seconds is the time during which messages were offered.
 	Seconds     float64 `json:"seconds"`
 	Interrupted bool    `json:"interrupted,omitempty"`
@@ -176,10 +179,10 @@ func (r *Report) Fault() string {
 	var faults []string
 	if a := r.Account; a != nil {
 		if a.Lost > 0 {
-			faults = append(faults, fmt.Sprintf("%d accepted messages were lost", a.Lost))
+			faults = append(faults, "lost "+plural.Count(a.Lost, "accepted message"))
 		}
 		if a.Duplicated > 0 {
-			faults = append(faults, fmt.Sprintf("%d messages were delivered more than once", a.Duplicated))
+			faults = append(faults, plural.Count(a.Duplicated, "message")+" delivered more than once")
 		}
 	}
 	if r.Accepted == 0 && r.Offered > 0 {
@@ -230,19 +233,19 @@ func (r *Report) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "%-12s "+format+"\n", append([]any{name}, args...)...)
 	}
 	row("load", "%s", r.Load)
-	row("topic", "%s, %d publishers, seed %d", r.Topic, r.Publishers, r.Seed)
+	row("topic", "%s, %s, seed %d", r.Topic, plural.Count(r.Publishers, "publisher"), r.Seed)
 	ended := ""
 	if r.Interrupted {
 		ended = ", interrupted"
 	}
 	row("time", "%.1f s of %.1f s%s, CPU %.2f s", r.Seconds, r.Planned, ended, r.CPUSeconds)
-	row("offered", "%d messages, %.1f/s", r.Offered, r.OfferedRate)
+	row("offered", "%s, %.1f/s", plural.Count(r.Offered, "message"), r.OfferedRate)
 	row("achieved", "%d accepted, %.1f/s (%.2f %%)", r.Accepted, r.AchievedRate, 100*r.AchievedFraction())
 	if n := r.RefusedTotal() + r.Skipped + r.Unanswered; n > 0 {
 		row("not accepted", "%d: %d refused%s, %d skipped, %d unanswered", n, r.RefusedTotal(), bracketed(RefusedText(r.Refused)), r.Skipped, r.Unanswered)
 	}
 	if r.Lost+r.Moved+r.Strange > 0 {
-		row("connections", "%d lost, %d moved, %d strange answers%s", r.Lost, r.Moved, r.Strange, bracketed(r.LastError))
+		row("connections", "%d lost, %d moved, %s%s", r.Lost, r.Moved, plural.Count(r.Strange, "strange answer"), bracketed(r.LastError))
 	}
 	latency := func(name string, q Quantiles) {
 		row(name, "p50 %s, p90 %s, p99 %s, p99.9 %s, max %s (%d)",
@@ -258,8 +261,8 @@ func (r *Report) WriteText(w io.Writer) error {
 			a.Delivered-a.Unaccepted, a.Accepted, a.Lost, a.Duplicated, a.Unaccepted, a.Foreign)
 	}
 	if b := r.Background; b != nil {
-		row("background", "%s, %d publishers: %.1f/s offered, %.1f/s accepted, %d refused, %d connections lost; end to end p50 %s, p99 %s",
-			b.Topic, b.Publishers, b.OfferedRate, b.AcceptedRate, b.RefusedTotal(), b.Lost, Micros(b.EndToEnd.P50Us), Micros(b.EndToEnd.P99Us))
+		row("background", "%s, %s: %.1f/s offered, %.1f/s accepted, %d refused, %s lost; end to end p50 %s, p99 %s",
+			b.Topic, plural.Count(b.Publishers, "publisher"), b.OfferedRate, b.AcceptedRate, b.RefusedTotal(), plural.Count(b.Lost, "connection"), Micros(b.EndToEnd.P50Us), Micros(b.EndToEnd.P99Us))
 	}
 	if fault := r.Fault(); fault != "" {
 		row("FAILED", "%s", fault)
@@ -273,12 +276,4 @@ func bracketed(s string) string {
 		return ""
 	}
 	return " (" + s + ")"
-}
-
-// Plural formats a count with its noun.
-func Plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }

@@ -25,7 +25,7 @@ func quantiles(base time.Duration) report.Quantiles {
 func full() *report.Report {
 	late := quantiles(20 * time.Millisecond)
 	return &report.Report{
-		Type: report.TypeReport, Version: "SRTM x", Topic: "sensors", Seed: 7, Load: "3 publishers", Publishers: 3,
+		Type: report.TypeReport, Version: "SRTM x", Topic: "sensors", Seed: 7, Load: "3 publishers", Publishers: 3, Protocol: "mqtt",
 		Planned: 10, Seconds: 4.5, Interrupted: true,
 		Counts: report.Counts{
 			Offered: 1000, Sent: 990, Accepted: 900, Refused: map[string]uint64{"E_RATE_LIMITED": 50, "E_QUEUE_FULL": 30, "E_BAD_TOPIC": 30},
@@ -81,9 +81,9 @@ func TestFault(t *testing.T) {
 		want   string
 	}{
 		"clean":           {func(*report.Report) {}, ""},
-		"lost":            {func(r *report.Report) { r.Account.Lost = 3 }, "3 accepted messages were lost"},
-		"duplicated":      {func(r *report.Report) { r.Account.Duplicated = 1 }, "1 messages were delivered more than once"},
-		"both":            {func(r *report.Report) { r.Account.Lost, r.Account.Duplicated = 1, 1 }, "1 accepted messages were lost; 1 messages were delivered more than once"},
+		"lost":            {func(r *report.Report) { r.Account.Lost = 3 }, "lost 3 accepted messages"},
+		"duplicated":      {func(r *report.Report) { r.Account.Duplicated = 1 }, "1 message delivered more than once"},
+		"both":            {func(r *report.Report) { r.Account.Lost, r.Account.Duplicated = 1, 1 }, "lost 1 accepted message; 1 message delivered more than once"},
 		"unaccepted only": {func(r *report.Report) { r.Account.Unaccepted = 4 }, ""},
 		"nothing offered": {func(r *report.Report) { r.Offered, r.Accepted = 0, 0 }, ""},
 		"nothing taken":   {func(r *report.Report) { r.Accepted = 0 }, "no message was accepted"},

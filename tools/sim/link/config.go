@@ -52,7 +52,7 @@ type Config struct {
 	// bottleneck of the other flows.
 	Cross int
 
-	// Parameters that only some figures vary; zero: the paper's value.
+	// Parameters that only some figures vary; zero: the value of the other figures.
 	Theta float64 // degree of congestion above which the router signals overload
 	Alpha float64 // the gain of windows
 	// Web is the number of short forward flows of ToS 1 that begin per second, by a

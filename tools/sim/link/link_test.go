@@ -69,7 +69,7 @@ func TestWholeWindowsDip(t *testing.T) {
 	}
 }
 
-func TestLiarsAreHeld(t *testing.T) {
+func TestUntrustedFlowsAreHeld(t *testing.T) {
 	for _, control := range []string{Paper, Level} {
 		c := basic(control)
 		c.Greedy = 5
@@ -81,7 +81,7 @@ func TestLiarsAreHeld(t *testing.T) {
 		honest, greedy = parts(c, Run(c))
 		for tos, part := range greedy {
 			if part > 1.25*honest[10] || honest[10] < 0.8 {
-				t.Errorf("%s with police: a liar of ToS %d has %v of its part, others %v", control, tos, part, honest[10])
+				t.Errorf("%s with police: an untrusted flow of ToS %d has %v of its part, others %v", control, tos, part, honest[10])
 			}
 		}
 	}

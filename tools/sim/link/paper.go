@@ -29,8 +29,8 @@ type paperRouter struct {
 
 const kq = 0.5 // k_q: the fraction of the standing queue to remove per interval
 
-// newPaperRouter returns a router that signals overload if ρ exceeds theta; 0: the
-// paper's 1.
+// newPaperRouter returns a router that signals overload if ρ exceeds theta; 0: 1. The paper
+// only says that an overloaded link signals.
 func newPaperRouter(theta float64) *paperRouter {
 	return &paperRouter{theta: cmp.Or(theta, 1)}
 }

@@ -258,7 +258,7 @@ var _ = Describe("an agent", func() {
 		}
 	})
 
-	It("hands on a refusal, and goes on", func() {
+	It("passes a refusal on, and continues", func() {
 		a.Refuse(func(_ string, body []byte) *wire.Error {
 			if string(body) == "no" {
 				return wire.RateLimited(20 * time.Millisecond)

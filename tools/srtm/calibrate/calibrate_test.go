@@ -110,7 +110,7 @@ func TestABrokerThatKeepsNothing(t *testing.T) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	for _, s := range r.Steps {
-		if s.Outcome != search.Missed || !strings.Contains(s.Why, "connections were lost") {
+		if s.Outcome != search.Missed || !strings.Contains(s.Why, "lost ") {
 			t.Errorf("%+v", s)
 		}
 	}

@@ -3,6 +3,7 @@ package calibrate
 import (
 	"fmt"
 
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 )
@@ -38,7 +39,7 @@ func Attempted(rep *report.Report) Attempt {
 	case rep.AchievedFraction() < CarriedFraction:
 		a.Why = fmt.Sprintf("only %.1f %% of the offered rate was achieved", 100*rep.AchievedFraction())
 	case a.NotAccepted > 0:
-		a.Why = report.Plural(int(a.NotAccepted), "message") + " not accepted"
+		a.Why = plural.Count(int(a.NotAccepted), "message") + " not accepted"
 	default:
 		a.Carried = true
 	}
@@ -52,7 +53,7 @@ func (a *Attempt) Text() string {
 		verdict = "not carried: " + a.Why
 	}
 	return fmt.Sprintf("%s, offered %.0f/s, achieved %.0f/s (%.1f %%), sent late p99 %s, end to end p99 %s: %s",
-		report.Plural(a.Publishers, "publisher"), a.OfferedRate, a.AchievedRate, 100*a.AchievedRate/max(a.OfferedRate, 1e-9),
+		plural.Count(a.Publishers, "publisher"), a.OfferedRate, a.AchievedRate, 100*a.AchievedRate/max(a.OfferedRate, 1e-9),
 		report.Micros(a.Lateness.P99Us), report.Micros(a.EndToEnd.P99Us), verdict)
 }
 

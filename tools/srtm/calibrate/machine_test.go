@@ -29,7 +29,7 @@ func TestALoadIsCarriedOrNot(t *testing.T) {
 		"skipped":   {func(r *report.Report) { r.Skipped = 2 }, "2 messages not accepted", ""},
 		"refused":   {func(r *report.Report) { r.Refused = map[string]uint64{"E": 1} }, "1 message not accepted", ""},
 		"late":      {func(r *report.Report) { r.Lateness.P99Us = 1e6 }, "", ""},
-		"lost":      {func(r *report.Report) { r.Account.Lost = 1 }, "", "1 accepted messages were lost"},
+		"lost":      {func(r *report.Report) { r.Account.Lost = 1 }, "", "lost 1 accepted message"},
 		"very slow": {func(r *report.Report) { r.AchievedRate = 0 }, "only 0.0 %", ""},
 	} {
 		r := good()

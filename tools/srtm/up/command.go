@@ -43,6 +43,9 @@ over all brokers. It ends with a report: whether every accepted message was
 delivered exactly once, the p99 of both, and what tokens alone would have done,
 which no other work on this machine can change.
 
+With --mqtt the sensors are devices that speak MQTT 5.0 and know one broker only.
+The brokers forward to the broker that the placement gives each publisher.
+
 Ctrl-C drains and reports what there is; a second one ends at once.
 
 Exit code: 0 if nothing was lost or duplicated; 1 if something was, or on

@@ -95,13 +95,14 @@ func TestUp(t *testing.T) {
 		if len(r.Phases) != 2 || len(r.Calibration) != 1 || r.Reduced || r.Interrupted {
 			t.Fatalf("%+v", r)
 		}
-		if !strings.Contains(stderr.String(), "MQTT: mosquitto_sub -p ") {
+		if !strings.Contains(stderr.String(), "MQTT: the sensors publish to 127.0.0.1:") {
 			t.Errorf("no address for MQTT in %s", stderr.String())
 		}
 		testkit.NoError(t, <-answers, "the daemons beside the cluster")
 		for i, brokers := range []int{1, 3} {
 			p := r.Phases[i]
 			a := p.Emulator.Account
+			testkit.Equal(t, p.Emulator.Protocol, "mqtt", p.Name)
 			if len(p.Placement) != brokers || a == nil || a.Accepted < 1000 || a.Delivered != a.Accepted || a.Lost+a.Duplicated > 0 {
 				t.Errorf("%s: %+v, %+v", p.Name, p.Placement, a)
 			}
@@ -245,7 +246,7 @@ func TestUpOnAMachineThatIsTooSmall(t *testing.T) {
 		withReporter(t, bin, strings.ReplaceAll(reporter, "LOST", "1"))
 		var stdout, stderr output
 		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=2", "--duration=2s", "--calibration=0s", "--publishers=100")
-		if err == nil || !strings.Contains(err.Error(), "SRTM placement: 1 accepted messages were lost") || !strings.Contains(stdout.String(), "NOT EXACTLY ONCE") {
+		if err == nil || !strings.Contains(err.Error(), "SRTM placement: lost 1 accepted message") || !strings.Contains(stdout.String(), "NOT EXACTLY ONCE") {
 			t.Errorf("%v\n%s", err, stdout.String())
 		}
 	})

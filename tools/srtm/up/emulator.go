@@ -43,8 +43,13 @@ func startEmulator(c *local.Cluster, binDir, dataDir string, j job) (*emulator, 
 	args := append([]string{
 		"run", "--output=json", "--progress=1s", "--subscribe", "--channel=up",
 		"--topic=" + j.topic, "--duration=" + j.duration.String(), "--drain-timeout=" + drain.String(),
-		"--loaddistributor-address=" + c.GRPC, "--lookupd-http-address=" + c.Lookup,
+		"--lookupd-http-address=" + c.Lookup,
 	}, j.load.Args()...)
+	if len(c.MQTT) > 0 { // the brokers know the placement, and devices need not know it
+		args = append(args, "--protocol=mqtt", "--mqtt-address="+c.MQTT[0])
+	} else {
+		args = append(args, "--loaddistributor-address="+c.GRPC)
+	}
 	e := &emulator{}
 	var err error
 	e.process, err = local.Start(filepath.Join(binDir, "iotpub"), args, local.Options{Log: filepath.Join(dataDir, "iotpub-"+j.name+".log"), Stdout: e})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 )
@@ -65,7 +66,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.maxLateness, "max-lateness", o.maxLateness, "p99 of sending later than intended from which on the report calls its results the machine's")
 	fs.BoolVar(&o.admission, "admission", false, "start admission, too, which brokers ask about HTTP publishes")
 	fs.BoolVar(&o.gateway, "gateway", false, "start a gateway, too, whose /pub and /mpub go to the brokers")
-	fs.BoolVar(&o.mqtt, "mqtt", false, "let the brokers listen for MQTT, too")
+	fs.BoolVar(&o.mqtt, "mqtt", false, "let the sensors publish over MQTT, to one of the brokers, which forwards to the publisher's broker")
 	fs.BoolVar(&o.replicated, "replicated", false, "keep what brokers store in NATS JetStream, three copies on three nats-servers that are started too; 3 brokers unless --brokers says otherwise")
 	fs.StringVar(&o.natsServer, "nats-server", "", "`path` of nats-server for --replicated (default in --bin-dir, else on PATH)")
 	fs.StringVar(&o.binDir, "bin-dir", "", "`folder` of nsqd, loaddistributor, tbadaptor, iotpub, admission and gateway (default that of srtm)")
@@ -109,7 +110,7 @@ func (o *options) validate() error {
 		f.If(true, "--slo: %w", err)
 	}
 	f.If(o.burst < 0, "--burst %d messages: want 0 or more", o.burst)
-	f.If(o.burst > 0 && o.burst < int64(o.brokers), "--burst %d messages: want at least one for each of %d brokers", o.burst, o.brokers)
+	f.If(o.burst > 0 && o.burst < int64(o.brokers), "--burst %d: want at least one message for each of %s", o.burst, plural.Count(o.brokers, "broker"))
 	f.If(o.calibration < 0 || o.calibration > 0 && o.calibration < time.Second, "--calibration %v: want 0, or at least 1s", o.calibration)
 	f.If(o.maxLateness <= 0, "--max-lateness %v: want more than 0", o.maxLateness)
 	f.If(o.memQueue < 1, "--mem-queue-size %d: want at least 1", o.memQueue)

@@ -11,6 +11,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
@@ -191,8 +192,8 @@ func (r *Report) contractText() string {
 			slo += fmt.Sprintf("; an even split waits %s for tokens", report.Micros(r.SplitUs))
 		}
 	}
-	return fmt.Sprintf("r %s msg/s (%g x offered), b %d messages (%s)\n%13sSLO %.6g %% within %v (%s)",
-		rateText(r.RateMilli), rateMargin, r.Burst, burst, "", 100*r.Quantile, r.slo(), slo)
+	return fmt.Sprintf("r %s msg/s (%g x offered), b %s (%s)\n%13sSLO %.6g %% within %v (%s)",
+		rateText(r.RateMilli), rateMargin, plural.Count(r.Burst, "message"), burst, "", 100*r.Quantile, r.slo(), slo)
 }
 
 func rateText(milli int64) string { return tokenbucket.Rate(milli).Text() }
@@ -204,7 +205,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "%-12s "+format+"\n", append([]any{name}, args...)...)
 	}
 	b.WriteString("\n")
-	line("report", "%s, %s, %s", r.Version, report.Plural(r.CPUs, "CPU"), r.Platform)
+	line("report", "%s, %s, %s", r.Version, plural.Count(r.CPUs, "CPU"), r.Platform)
 	if r.Load != "" {
 		line("load", "%s, seed %d", r.Load, r.Seed)
 	}
@@ -214,7 +215,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Reduced {
 		line("", "THE LOAD IS SMALLER THAN ASKED FOR: this machine does not carry more")
 	}
-	line("cluster", "%s of %d msg/s", report.Plural(r.Brokers, "broker"), r.Mcap)
+	line("cluster", "%s of %d msg/s", plural.Count(r.Brokers, "broker"), r.Mcap)
 	if r.Burst > 0 {
 		line("contract", "%s", r.contractText())
 	}
@@ -259,6 +260,7 @@ func (r *Report) compare(w io.Writer) error {
 	p99 := func(q report.Quantiles) int64 { return q.P99Us }
 
 	row("", func(p *Phase) string { return strings.ToUpper(p.Name) })
+	row("sensors speak", func(p *Phase) string { return strings.ToUpper(p.Emulator.Protocol) })
 	row("policy", func(p *Phase) string { return p.Policy })
 	row("brokers used", func(p *Phase) string { return fmt.Sprintf("%d of %d", len(p.Placement), r.Brokers) })
 	row("smallest share (r_l, b_l)", func(p *Phase) string {
@@ -348,7 +350,7 @@ func (r *Report) verdict() string {
 	case lost+duplicated == 0:
 		fmt.Fprintf(&b, "Each of %d accepted messages was delivered exactly once.\n", accepted)
 	default:
-		fmt.Fprintf(&b, "NOT EXACTLY ONCE: of %d accepted messages %d were lost; %d deliveries were duplicates.\n", accepted, lost, duplicated)
+		fmt.Fprintf(&b, "NOT EXACTLY ONCE: lost %d of %s; %s.\n", lost, plural.Count(accepted, "accepted message"), plural.Count(duplicated, "duplicate delivery"))
 	}
 	if len(r.Phases) >= 2 && r.Phases[0].Emulator.EndToEnd != nil && r.Phases[1].Emulator.EndToEnd != nil {
 		first, blind := &r.Phases[0], &r.Phases[1]
@@ -357,7 +359,7 @@ func (r *Report) verdict() string {
 				report.Micros(first.OnTime.Access.P99Us), report.Micros(blind.OnTime.Access.P99Us))
 		}
 		fmt.Fprintf(&b, "End to end p99: %s as SRTM placed the topic, %s split blindly over %s.\n",
-			report.Micros(first.Emulator.EndToEnd.P99Us), report.Micros(blind.Emulator.EndToEnd.P99Us), report.Plural(len(blind.Placement), "broker"))
+			report.Micros(first.Emulator.EndToEnd.P99Us), report.Micros(blind.Emulator.EndToEnd.P99Us), plural.Count(len(blind.Placement), "broker"))
 		if first.Broker != nil && blind.Broker != nil {
 			fmt.Fprintf(&b, "Broker-side delivery p99: %s against %s, of it access delay %s against %s.\n",
 				report.Micros(first.Broker.Delivery.P99Us), report.Micros(blind.Broker.Delivery.P99Us),

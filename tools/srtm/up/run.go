@@ -23,6 +23,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tbadaptor/share"
@@ -70,7 +71,7 @@ func (r *run) all(ctx context.Context) error {
 	if r.nats != "" {
 		suffix = ", three nats-servers"
 	}
-	r.view.printf("starting %s%s, a loaddistributor and a tbadaptor", report.Plural(r.brokers, "broker"), suffix)
+	r.view.printf("starting %s%s, a loaddistributor and a tbadaptor", plural.Count(r.brokers, "broker"), suffix)
 	c, err := local.StartCluster(ctx, local.ClusterConfig{
 		Brokers: r.brokers, Mcap: r.mcap, MQTT: r.mqtt, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout, Admission: r.admission, Gateway: r.gateway, NATS: r.nats,
 		LoaddistributorFlags: []string{"--fitting=off"}, // compare placements without later changes
@@ -91,7 +92,7 @@ func (r *run) all(ctx context.Context) error {
 		r.view.printf("gateway: POST http://%s/pub?topic=%s, policy %s", c.Gateway, srtmTopic, c.Policy)
 	}
 	if r.mqtt {
-		r.view.printf("MQTT: mosquitto_sub -p %s -t %s; the brokers listen at %s", strings.TrimPrefix(c.MQTT[0], "127.0.0.1:"), srtmTopic, strings.Join(c.MQTT, ", "))
+		r.view.printf("MQTT: the sensors publish to %[3]s; mosquitto_sub -p %[1]s -t %[2]s", strings.TrimPrefix(c.MQTT[0], "127.0.0.1:"), srtmTopic, c.MQTT[0])
 	}
 	err = r.measure(ctx)
 	if stopped := c.Stop(); stopped != nil {
@@ -221,7 +222,7 @@ func (r *run) calibrate(ctx context.Context) error {
 		repeated = false
 		r.options.load, r.load = smaller, l
 		r.report.Reduced = true
-		r.view.printf("this machine does not carry that; trying %s", report.Plural(len(l.Sources), "publisher"))
+		r.view.printf("this machine does not carry that; trying %s", plural.Count(len(l.Sources), "publisher"))
 	}
 	return nil
 }

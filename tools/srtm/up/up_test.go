@@ -35,9 +35,9 @@ func TestValidate(t *testing.T) {
 		"--slo-quantile NaN:":             func(o *options) { o.quantile = math.NaN() },
 		"--slo: -1ms is below":            func(o *options) { o.slo = -time.Millisecond },
 		"--slo: 5ns is below":             func(o *options) { o.slo = 5 },
-		"--burst -1 messages":             func(o *options) { o.burst = -1 },
-		"--burst 5 messages: want at least one for each of 6 brokers": func(o *options) { o.burst = 5 },
-		"--calibration 10ms: want 0, or at least 1s":                  func(o *options) { o.calibration = 10 * time.Millisecond },
+		"--burst -1":                      func(o *options) { o.burst = -1 },
+		"--burst 5: want at least one message for each of 6 brokers": func(o *options) { o.burst = 5 },
+		"--calibration 10ms: want 0, or at least 1s":                 func(o *options) { o.calibration = 10 * time.Millisecond },
 		"--max-lateness 0s":                  func(o *options) { o.maxLateness = 0 },
 		"--mem-queue-size 0":                 func(o *options) { o.memQueue = 0 },
 		`--output "xml": want table or json`: func(o *options) { o.output = "xml" },
@@ -203,8 +203,9 @@ func shownReport() *Report {
 		p := Phase{
 			Name: name, Policy: policy, Topic: "t",
 			Emulator: report.Report{
-				Counts:  report.Counts{Offered: 300_000, Sent: 300_000, Accepted: 300_000, Delivered: 300_000},
-				Seconds: 30, OfferedRate: 10_000, AchievedRate: 9_999, Lateness: fast, EndToEnd: &q,
+				Protocol: "mqtt",
+				Counts:   report.Counts{Offered: 300_000, Sent: 300_000, Accepted: 300_000, Delivered: 300_000},
+				Seconds:  30, OfferedRate: 10_000, AchievedRate: 9_999, Lateness: fast, EndToEnd: &q,
 				Account: &verify.Result{Accepted: 300_000, Delivered: 300_000},
 			},
 			OnTime: &OnTime{Access: q}, Pressure: &waited,
@@ -300,9 +301,9 @@ func TestReportFaults(t *testing.T) {
 	}{
 		"none":            {func(*Report) {}, nil},
 		"missing the SLO": {func(r *Report) { r.Phases[0].Broker.SLOMet = new(bool) }, nil},
-		"lost":            {func(r *Report) { r.Phases[1].Emulator.Account.Lost = 2 }, []string{"blind split: 2 accepted messages were lost"}},
+		"lost":            {func(r *Report) { r.Phases[1].Emulator.Account.Lost = 2 }, []string{"blind split: lost 2 accepted messages"}},
 		"not carried":     {func(r *Report) { r.Phases[0].Emulator.AchievedRate = 9_600 }, nil},
-		"lost at first":   {func(r *Report) { r.Calibration[0].Fault = "1 accepted messages were lost" }, []string{"calibration: 1 accepted messages were lost"}},
+		"lost at first":   {func(r *Report) { r.Calibration[0].Fault = "lost 1 accepted message" }, []string{"calibration: lost 1 accepted message"}},
 		"nobody checked":  {func(r *Report) { r.Phases[0].Emulator.Account = nil }, []string{"SRTM placement: the delivered messages were not checked"}},
 		"no phase":        {func(r *Report) { r.Phases = nil }, []string{"nothing was measured"}},
 		"cut short":       {func(r *Report) { r.Phases, r.Interrupted = nil, true }, nil},
@@ -311,7 +312,7 @@ func TestReportFaults(t *testing.T) {
 		}, nil},
 		"cut short, and lost": {func(r *Report) {
 			r.Interrupted, r.Phases[0].Emulator.Interrupted, r.Phases[0].Emulator.Account.Lost = true, true, 1
-		}, []string{"SRTM placement: 1 accepted messages were lost"}},
+		}, []string{"SRTM placement: lost 1 accepted message"}},
 	} {
 		r := shownReport()
 		c.change(r)

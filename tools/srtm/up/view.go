@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
@@ -96,7 +97,7 @@ func (f *frame) line() string {
 	p := f.progress
 	pooled := f.topic.GetStatus().GetPooled()
 	return fmt.Sprintf("%s: %.0f of %.0f s, %s, offered %.0f/s, accepted %.0f/s, delivered %.0f/s, access p99 %s, processing p99 %s, delivery p99 %s, %s",
-		f.title, p.ElapsedSeconds, f.duration.Seconds(), report.Plural(len(f.topic.GetQuotas()), "broker"),
+		f.title, p.ElapsedSeconds, f.duration.Seconds(), plural.Count(len(f.topic.GetQuotas()), "broker"),
 		p.OfferedRate, p.AcceptedRate, p.DeliveredRate,
 		p99(pooled.GetAccess()), p99(pooled.GetProcessing()), p99(pooled.GetDelivery()), f.slo())
 }
@@ -136,7 +137,7 @@ func (f *frame) table() string {
 	}
 	_ = t.Flush() // to a strings.Builder
 	if idle := f.brokers - len(f.topic.GetQuotas()); idle > 0 {
-		fmt.Fprintf(&b, "and %s without a part of this topic\n", report.Plural(idle, "broker"))
+		fmt.Fprintf(&b, "and %s without a part of this topic\n", plural.Count(idle, "broker"))
 	}
 	fmt.Fprintf(&b, "topic %s: %s\n", f.topic.GetSpec().GetName(), f.slo())
 	return b.String()

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/plural"
 )
 
 // SLO: a fraction Quantile of messages is delivered within Latency.
@@ -46,19 +48,19 @@ func (s SLO) Judge(e Evidence) (Outcome, string) {
 	case e.Held == 0 && e.Late > time.Duration(MaxLate*float64(s.Latency)):
 		return Unoffered, fmt.Sprintf("the generator was up to %v late", e.Late)
 	case e.Lost > 0:
-		return Missed, fmt.Sprintf("%d connections were lost", e.Lost)
+		return Missed, "lost " + plural.Count(e.Lost, "connection")
 	case e.Refused > 0:
-		return Missed, fmt.Sprintf("%d messages were refused", e.Refused)
+		return Missed, plural.Count(e.Refused, "message") + " refused"
 	case e.Skipped > 0 || e.Held > 0:
-		return Missed, fmt.Sprintf("connections did not take %d messages at once", e.Held+e.Skipped)
+		return Missed, "connections did not take " + plural.Count(e.Held+e.Skipped, "message") + " at once"
 	case e.Unanswered > 0:
-		return Missed, fmt.Sprintf("%d messages were not answered", e.Unanswered)
+		return Missed, plural.Count(e.Unanswered, "message") + " not answered"
 	case e.Undelivered > 0:
-		return Missed, fmt.Sprintf("%d messages were not delivered", e.Undelivered)
+		return Missed, plural.Count(e.Undelivered, "message") + " not delivered"
 	case float64(e.Exceeded) > budget:
 		return Missed, fmt.Sprintf("%d of %d deliveries took more than %v", e.Exceeded, e.Delivered, s.Latency)
 	case e.Delivered < s.MinDeliveries():
-		return Unoffered, fmt.Sprintf("%d deliveries are too few to judge, want %d", e.Delivered, s.MinDeliveries())
+		return Unoffered, fmt.Sprintf("too few to judge: %s, want %d", plural.Count(e.Delivered, "delivery"), s.MinDeliveries())
 	}
 	return Kept, ""
 }

@@ -163,10 +163,10 @@ func TestJudge(t *testing.T) {
 		"late":                              {func(e *Evidence) { e.Late = 5001 * time.Microsecond }, Unoffered, "up to 5.001ms late"},
 		"late, and the SLO missed":          {func(e *Evidence) { e.Late, e.Exceeded = time.Second, 1000 }, Unoffered, "up to 1s late"},
 		"late, for the broker took no more": {func(e *Evidence) { e.Late, e.Held = time.Second, 7 }, Missed, "did not take 7"},
-		"refused":                           {func(e *Evidence) { e.Refused = 3 }, Missed, "3 messages were refused"},
-		"cut off":                           {func(e *Evidence) { e.Lost, e.Unanswered = 1, 5 }, Missed, "1 connections were lost"},
-		"no answer":                         {func(e *Evidence) { e.Unanswered = 5 }, Missed, "5 messages were not answered"},
-		"lost":                              {func(e *Evidence) { e.Undelivered = 1 }, Missed, "1 messages were not delivered"},
+		"refused":                           {func(e *Evidence) { e.Refused = 3 }, Missed, "3 messages refused"},
+		"cut off":                           {func(e *Evidence) { e.Lost, e.Unanswered = 1, 5 }, Missed, "lost 1 connection"},
+		"no answer":                         {func(e *Evidence) { e.Unanswered = 5 }, Missed, "5 messages not answered"},
+		"lost":                              {func(e *Evidence) { e.Undelivered = 1 }, Missed, "1 message not delivered"},
 		"too few":                           {func(e *Evidence) { e.Delivered, e.Exceeded = 999, 0 }, Unoffered, "too few"},
 	} {
 		e := good
@@ -193,6 +193,6 @@ func TestWhatWasNotOfferedIsTriedAgain(t *testing.T) {
 		t.Errorf("kept %d, sure %v", rate, sure)
 	}
 	if rate, more := s.Next(); more {
-		t.Errorf("goes on with %d", rate)
+		t.Errorf("continues with %d", rate)
 	}
 }
