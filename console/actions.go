@@ -8,10 +8,12 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
@@ -40,9 +42,13 @@ type action struct {
 // actions returns the actions of pages by name.
 func (c *Console) actions() map[string]action {
 	o := operator{c.admin, &c.asker}
-	onChannel := func(path, verb string) func(context.Context, url.Values) (string, error) {
+	onHolders := func(verb, path string, keys ...string) func(context.Context, url.Values) (string, error) {
 		return func(ctx context.Context, form url.Values) (string, error) {
-			return o.onHolders(ctx, form, path, url.Values{"topic": {form.Get("topic")}, "channel": {form.Get("channel")}}, verb)
+			q := url.Values{}
+			for _, key := range keys {
+				q.Set(key, form.Get(key))
+			}
+			return o.onHolders(ctx, form, path, q, verb)
 		}
 	}
 	ask := func(format string, keys ...string) func(url.Values) string {
@@ -54,12 +60,19 @@ func (c *Console) actions() map[string]action {
 			return fmt.Sprintf(format, names...)
 		}
 	}
+	pauseTopic := "Pause topic %s? The topic accepts messages, and keeps them from all its channels."
+	if c.admin != nil {
+		pauseTopic += " A broker that gets the topic later does not pause it."
+	}
 	all := map[string]action{
-		"pause":   {run: onChannel("/channel/pause", "Paused")},
-		"unpause": {run: onChannel("/channel/unpause", "Resumed")},
-		"empty":   {run: onChannel("/channel/empty", "Emptied"), question: ask("Discard all messages of channel %s?", "channel")},
-		"seek":    {run: o.seek, check: checkPlace, question: ask("Move channel %s to %s? Messages in flight no longer belong to it.", "channel", "to")},
-		"publish": {run: o.publish, check: checkMessage},
+		"pause":         {run: onHolders("Paused", "/channel/pause", "topic", "channel")},
+		"unpause":       {run: onHolders("Resumed", "/channel/unpause", "topic", "channel")},
+		"empty":         {run: onHolders("Emptied", "/channel/empty", "topic", "channel"), question: ask("Discard all messages of channel %s?", "channel")},
+		"pause-topic":   {run: onHolders("Paused", "/topic/pause", "topic"), question: ask(pauseTopic, "topic")},
+		"unpause-topic": {run: onHolders("Resumed", "/topic/unpause", "topic")},
+		"empty-topic":   {run: onHolders("Emptied", "/topic/empty", "topic"), question: ask("Discard the messages that wait in topic %s itself? Its channels keep their messages.", "topic")},
+		"seek":          {run: o.seek, check: checkPlace, question: ask("Move channel %s to %s? Messages in flight no longer belong to it.", "channel", "to")},
+		"publish":       {run: o.publish, check: checkMessage},
 	}
 	if c.admin == nil {
 		return all
@@ -108,9 +121,9 @@ func (o operator) drain(ctx context.Context, form url.Values) (string, error) {
 	return "The drain has begun. This page shows what it waits for.", err
 }
 
-// onHolders sends a request to each broker that has the topic.
+// onHolders sends a request to each connected broker that has the topic.
 func (o operator) onHolders(ctx context.Context, form url.Values, path string, q url.Values, verb string) (string, error) {
-	brokers, err := o.brokers.holders(ctx, form.Get("topic"))
+	brokers, away, err := o.brokers.holders(ctx, form.Get("topic"))
 	if err != nil {
 		return "", err
 	}
@@ -120,7 +133,11 @@ func (o operator) onHolders(ctx context.Context, form url.Values, path string, q
 	})...); err != nil {
 		return "", &problem{http.StatusBadGateway, err.Error()}
 	}
-	return fmt.Sprintf("%s on %d of %d brokers.", verb, len(brokers), len(brokers)), nil
+	text := fmt.Sprintf("%s on %s.", verb, plural.Count(len(brokers), "broker"))
+	if away != nil {
+		text += " Disconnected, and not asked: " + strings.Join(away, ", ") + "."
+	}
+	return text, nil
 }
 
 // checkPlace checks where a seek goes.
@@ -147,7 +164,7 @@ func (o operator) seek(ctx context.Context, form url.Values) (string, error) {
 			return "", &problem{http.StatusBadGateway, fmt.Sprintf("Broker %s: %s: %s", b.BrokerId, b.Reason, b.Error)}
 		}
 	}
-	return fmt.Sprintf("Moved on %d brokers.", len(reply.Brokers)), nil
+	return fmt.Sprintf("Moved on %s.", plural.Count(len(reply.Brokers), "broker")), nil
 }
 
 // act carries out the action of a form and reports the result. An action with a question

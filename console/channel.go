@@ -29,7 +29,7 @@ type channelData struct {
 func (c *Console) channel(ctx context.Context, q url.Values, _ user) (view, error) {
 	d := channelData{Topic: q.Get("topic"), Channel: q.Get("channel"), Cluster: c.cfg.API != nil}
 	present, paused := 0, 0
-	brokers, err := c.asker.holders(ctx, d.Topic)
+	brokers, _, err := c.asker.holders(ctx, d.Topic)
 	if err != nil {
 		return view{}, err
 	}

@@ -186,7 +186,7 @@ func TestManyTopics(t *testing.T) {
 	}
 	c, base, browser := serve(t, f, nil)
 	_, body := get(t, browser, base+"/ui/topics?from=9990")
-	if !strings.Contains(body, "9991 to 10000 of 10000") || strings.Count(body, "topic-0") != 2*10 {
+	if !strings.Contains(body, "9991 to 10000 of 10000") || strings.Count(body, "topic-0") != 2*10 || !strings.Contains(body, "– stands for topics") {
 		t.Errorf("%s", body)
 	}
 	if _, body = get(t, browser, base+"/ui/topics"); len(body) > 50_000 {

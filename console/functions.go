@@ -3,6 +3,7 @@ package console
 import (
 	"fmt"
 	"html/template"
+	"math"
 	"net/url"
 	"strconv"
 	"strings"
@@ -13,16 +14,21 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/console/why"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
 // functions are the functions of templates.
 var functions = template.FuncMap{
 	"count":      func(v any) string { return thousands(fmt.Sprint(v)) },
+	"noun":       noun,
 	"rate":       func(v float64) string { return thousands(strconv.FormatFloat(v, 'f', -1, 64)) },
 	"measured":   func(v float32) string { return measured(float64(v)) },
 	"measured32": measured,
 	"milli":      milli,
+	"times":      times,
+	"scheduler":  scheduler,
+	"balance":    balance,
 	"ms":         func(v float32) string { return why.Duration(time.Duration(float64(v) * 1e6)) },
 	"duration":   why.Duration,
 	"p99": func(l *obs.Latency) string {
@@ -64,6 +70,14 @@ var functions = template.FuncMap{
 
 // milli formats thousandths.
 func milli(v int64) string { return thousands(strconv.FormatFloat(float64(v)/1000, 'f', -1, 64)) }
+
+// noun returns the form of a noun that follows the count v.
+func noun(v any, text string) string {
+	if fmt.Sprint(v) == "1" {
+		return text
+	}
+	return plural.Noun(0, text)
+}
 
 // term links a word to the glossary, where the entry may have another form.
 func term(entry string, text ...string) template.HTML {
@@ -132,6 +146,42 @@ func measured(v float64) string {
 		return thousands(strconv.FormatFloat(v, 'f', 0, 64))
 	}
 	return strings.TrimRight(strings.TrimRight(strconv.FormatFloat(v, 'f', 2, 64), "0"), ".")
+}
+
+// times formats a factor with three digits.
+func times(v float64) string {
+	if v >= 100 {
+		step := math.Pow10(int(math.Floor(math.Log10(v))) - 2)
+		return thousands(strconv.FormatFloat(math.Round(v/step)*step, 'f', 0, 64))
+	}
+	return strconv.FormatFloat(v, 'g', 3, 64)
+}
+
+// scheduler says how a gateway's classes share the servers.
+func scheduler(kind string) string {
+	switch kind {
+	case "mqos":
+		return "weight, for each resource (mqos)"
+	case "none":
+		return "order of arrival (none)"
+	}
+	if resource, ok := strings.CutPrefix(kind, "single:"); ok {
+		return "weight, for " + resource + " alone (single)"
+	}
+	return kind
+}
+
+// balance says how a gateway chooses a server.
+func balance(kind string) string {
+	switch kind {
+	case "jbq":
+		return "the soonest answer (jbq)"
+	case "busy":
+		return "the fewest requests (busy)"
+	case "rr":
+		return "turns (rr)"
+	}
+	return kind
 }
 
 // thousands puts narrow spaces into a number.

@@ -43,7 +43,7 @@ func (a *asker) heldBy(ctx context.Context, topic string) (h brokerView) {
 	if a.transport == nil {
 		return h
 	}
-	brokers, err := a.holders(ctx, topic)
+	brokers, _, err := a.holders(ctx, topic)
 	if err != nil {
 		h.Silent = problemOf(err).text
 		return h
@@ -67,6 +67,7 @@ func (a *asker) heldBy(ctx context.Context, topic string) (h brokerView) {
 		for _, t := range answer.Topics {
 			h.Topic.Depth += t.Depth
 			h.Topic.Expired += t.SRTM.Expired
+			h.Topic.countPaused(t.Paused)
 			for _, ch := range t.Channels {
 				s := channels[ch.Name]
 				s.add(ch)
@@ -100,7 +101,11 @@ func (s *channelSum) add(ch brokerChannel) {
 	s.Expired += ch.SRTM.Expired
 	s.GivenUp += ch.SRTM.GivenUp
 	s.DeadLettered += ch.SRTM.DeadLettered
-	if s.Brokers++; ch.Paused {
+	s.countPaused(ch.Paused)
+}
+
+func (s *channelSum) countPaused(paused bool) {
+	if s.Brokers++; paused {
 		s.PausedOn++
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -46,13 +47,59 @@ func TestTopicPageShowsChannelsAndPublishers(t *testing.T) {
 	})
 	_, page := get(t, browser, base+"/ui/topic?name=t")
 	contains(t, page, `<a href="/ui/channel?channel=alerts&amp;topic=t">alerts</a>`, "paused on 1 of 2",
-		"<td class=\"n\">1\u202f400</td><td class=\"n\">6</td><td class=\"n\">2</td><td class=\"n\">4</td>", `<th scope="row">sensor-7</th><td>b1</td><td>10.0.0.7:1</td><td class="n">42</td><td class="n">–</td><td></td><td>mqtt5</td>`)
+		"<td class=\"n\">1\u202f400</td><td class=\"n\">6</td><td class=\"n\">2</td><td class=\"n\">4</td>", `<th scope="row">sensor-7</th><td>b1</td><td>10.0.0.7:1</td><td class="n">42</td><td class="n">–</td><td></td><td>mqtt5</td>`,
+		`<div class="scroll tall" tabindex="0" role="group" aria-label="Publishers">`) // a long list scrolls, and the forms below stay near
 	if strings.Contains(page, "stranger") {
 		t.Error("the page shows a publisher of another topic")
 	}
 	if verdict, charts := strings.Index(page, `id="why"`), strings.Index(page, `id="charts"`); verdict < 0 || charts < verdict {
 		t.Errorf("the verdict is at %d, the charts at %d", verdict, charts)
 	}
+}
+
+// A topic is paused, resumed and emptied on all connected brokers. The page asks before it pauses or
+// empties, shows on how many brokers the topic is paused, and names brokers that were not asked.
+func TestTopicIsPausedAndEmptiedOnAllItsBrokers(t *testing.T) {
+	f := &fake{names: []string{"t"}}
+	for _, id := range []string{"b1", "b2", "b3"} {
+		f.brokers = append(f.brokers, &srtmv1.Broker{Id: id, Connected: id != "b3", HttpAddress: id, Topics: []string{"t"}})
+	}
+	var mu sync.Mutex
+	paused := map[string]bool{"b1": true}
+	var emptied []string
+	_, base, browser := serve(t, f, func(c *Config) {
+		c.Brokers = InProcess(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			switch change := strings.TrimPrefix(r.URL.Path, "/topic/"); change {
+			case "pause", "unpause":
+				paused[r.URL.Host] = change == "pause"
+			case "empty":
+				emptied = append(emptied, r.URL.Host+" "+r.URL.RawQuery)
+			default:
+				_, _ = fmt.Fprintf(w, `{"topics":[{"topic_name":"t","depth":1,"paused":%v}]}`, paused[r.URL.Host])
+			}
+		}))
+	})
+	_, page := get(t, browser, base+"/ui/topic?name=t")
+	contains(t, page, "for tokens or a channel: 2 messages.", "paused on 1 of 2", "Pause the topic", "Empty the topic")
+	form := url.Values{"csrf": {csrfOf.FindStringSubmatch(page)[1]}, "topic": {"t"}}
+	for what, want := range map[string]string{"pause-topic": "Pause topic t? ", "empty-topic": "Discard the messages that wait in topic t itself?"} {
+		_, answer := post(t, browser, base, "/ui/action/"+what, form)
+		contains(t, answer, want)
+	}
+	if paused["b2"] || emptied != nil {
+		t.Error("the topic changed before the confirmation")
+	}
+	_, answer := post(t, browser, base, "/ui/action/unpause-topic", form)
+	contains(t, answer, "Resumed on 2 brokers. Disconnected, and not asked: b3.")
+	testkit.Equal(t, paused["b1"], false, "b1 is paused")
+	form.Set("sure", "yes")
+	post(t, browser, base, "/ui/action/pause-topic", form)
+	testkit.Equal(t, paused["b1"] && paused["b2"], true, "both are paused")
+	post(t, browser, base, "/ui/action/empty-topic", form)
+	slices.Sort(emptied)
+	testkit.EqualSlices(t, emptied, []string{"b1 topic=t", "b2 topic=t"})
 }
 
 // A drain is asked about, begun, forced and undone by the page of the broker.
@@ -149,7 +196,7 @@ func TestPeekFormatsAndFilters(t *testing.T) {
 	contains(t, page, "{\n  &#34;a&#34;: 1,\n  &#34;b&#34;: [\n    2\n  ]\n}", "{no json")
 	testkit.Equal(t, asked, "33")
 	_, page = get(t, browser, base+"/ui/peek?topic=t&channel=c&filter=no")
-	if contains(t, page, "{no json", "1 of 2 messages match"); strings.Contains(page, "&#34;a&#34;") {
+	if contains(t, page, "{no json", "Matching: 1 of 2 messages."); strings.Contains(page, "&#34;a&#34;") {
 		t.Error("the filter lets everything through")
 	}
 	if code, _ := get(t, browser, base+"/ui/peek?topic=t&channel=c&count=101"); code != http.StatusBadRequest {
@@ -165,6 +212,9 @@ func TestTopicsAreSorted(t *testing.T) {
 		t.Errorf("a is at %d, c at %d", a, c)
 	}
 	contains(t, page, `aria-sort="descending"><a href="/ui/topics?sort=name"`)
+	if strings.Contains(page, "stands for topics") {
+		t.Error("the page explains a sign that it does not have")
+	}
 }
 
 // Every page is rendered.

@@ -70,7 +70,7 @@ func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) 
 		}
 		d.Count = n
 	}
-	brokers, err := c.asker.holders(ctx, d.Topic)
+	brokers, _, err := c.asker.holders(ctx, d.Topic)
 	if err != nil {
 		return view{}, err
 	}

@@ -98,7 +98,7 @@ func TestGatewaysPage(t *testing.T) {
 		}))
 	})
 	_, page := get(t, browser, base+"/ui/gateways")
-	contains(t, page, `aria-current="page">Gateways</a>`, "of 3 answer", "<small>7 queue full 2 by admission</small>", "1.5 s", "cpu 75 %", "disk 25 %", "cpu 70 %", "disk 0 %", `<span class="chip bad">ejected</span>`, `<span class="chip bad">no answer</span>`, "http://g2:4196:80")
+	contains(t, page, `aria-current="page">Gateways</a>`, "of 3 answer", `<td class="whole">weight, for each resource (mqos)</td><td class="whole">the soonest answer (jbq)</td>`, "<small>7 queue full 2 by admission</small>", "1.5 s", "cpu 75 %", "disk 25 %", "cpu 70 %", "disk 0 %", `<span class="chip bad">ejected</span>`, `<span class="chip bad">no answer</span>`, "http://g2:4196:80")
 	if free, paid := strings.Index(page, ">free&lt;"), strings.Index(page, ">paid<"); free < 0 || paid < free || strings.Contains(page, "<script>alert") {
 		t.Errorf("the longest queue is at %d, another at %d:\n%s", free, paid, page)
 	}

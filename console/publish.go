@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/srtm-io/srtm/internal/plural"
 )
 
 // checkMessage checks the message of a form.
@@ -28,7 +30,7 @@ func checkMessage(form url.Values) error {
 
 // publish sends the message of a form to a broker of the topic.
 func (o operator) publish(ctx context.Context, form url.Values) (string, error) {
-	brokers, err := o.brokers.holders(ctx, form.Get("topic"))
+	brokers, _, err := o.brokers.holders(ctx, form.Get("topic"))
 	if err != nil {
 		return "", err
 	}
@@ -40,5 +42,5 @@ func (o operator) publish(ctx context.Context, form url.Values) (string, error) 
 	if _, err := o.brokers.send(ctx, o.brokers.transport, http.MethodPost, brokers[id], "/pub?"+q.Encode(), strings.NewReader(form.Get("body"))); err != nil {
 		return "", err
 	}
-	return strings.TrimSpace(fmt.Sprintf("Published %d bytes to the broker %s", len(form.Get("body")), id)) + ".", nil
+	return strings.TrimSpace(fmt.Sprintf("Published %s to the broker %s", plural.Count(len(form.Get("body")), "byte"), id)) + ".", nil
 }

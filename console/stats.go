@@ -276,27 +276,32 @@ func (a *asker) address(id string) (string, *srtmv1.Broker, error) {
 	return brokers[i].HttpAddress, brokers[i], nil
 }
 
-// holders returns the brokers that have a topic, by id, with their addresses.
-func (a *asker) holders(ctx context.Context, topic string) (map[string]string, error) {
+// holders returns the connected brokers that have a topic, by id, with their addresses, and
+// the ids of the disconnected brokers that have it.
+func (a *asker) holders(ctx context.Context, topic string) (addresses map[string]string, away []string, err error) {
 	if a.self != "" {
-		return map[string]string{"": a.self}, nil
+		return map[string]string{"": a.self}, nil, nil
 	}
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	reply, err := a.admin.ListBrokers(limited, &srtmv1.ListBrokersRequest{})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	addresses := map[string]string{}
+	addresses = map[string]string{}
 	for _, b := range reply.Brokers {
-		if slices.Contains(b.Topics, topic) && b.Connected {
+		switch {
+		case !slices.Contains(b.Topics, topic):
+		case b.Connected:
 			addresses[b.Id] = b.HttpAddress
+		default:
+			away = append(away, b.Id)
 		}
 	}
 	if len(addresses) == 0 {
-		return nil, &problem{http.StatusNotFound, fmt.Sprintf("No broker that is there has a topic %s.", topic)}
+		return nil, nil, &problem{http.StatusNotFound, fmt.Sprintf("No broker that is there has a topic %s.", topic)}
 	}
-	return addresses, nil
+	return addresses, away, nil
 }
 
 // maxAsked is the maximum number of concurrent requests to brokers.

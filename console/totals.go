@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/srtm-io/srtm/console/history"
+	"github.com/srtm-io/srtm/internal/plural"
 )
 
 // total is the state of the cluster at one time.
@@ -96,7 +97,7 @@ func (w *watched) cards() []card {
 	}
 	part := ""
 	if now.Followed < len(w.now.Topics) {
-		part = fmt.Sprintf("of the %d topics that the console follows", now.Followed)
+		part = fmt.Sprintf("of %s that the console follows", plural.Count(now.Followed, "topic"))
 	}
 	class := "good"
 	if now.Missed > 0 {

@@ -11,6 +11,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -19,7 +20,7 @@ import (
 const (
 	Met       = "met"
 	Missed    = "missed"
-	Undecided = "undecided" // too few deliveries, or none
+	Undecided = "undecided" // too few deliveries, or more than the contract
 )
 
 // Verdict is the evaluation of a topic.
@@ -57,7 +58,7 @@ func Judge(t *srtmv1.Topic) Verdict {
 	if status.GetPooled().GetDelivered() == 0 {
 		v.Text = "Nothing was delivered lately, so there is nothing to judge."
 		if c := waiting(l, limit); c != "" || status.GetPooled().GetDepth() > 0 {
-			v.Text = fmt.Sprintf("Nothing was delivered lately, and %d messages wait in channels: for consumers.", status.GetPooled().GetDepth())
+			v.Text = fmt.Sprintf("Nothing was delivered lately. Waiting in channels for consumers: %s.", plural.Count(status.GetPooled().GetDepth(), "message"))
 		}
 		return v
 	}
@@ -65,12 +66,12 @@ func Judge(t *srtmv1.Topic) Verdict {
 	p99 := l.Delivery.Quantile(0.99)
 	switch {
 	case status.SloMet == nil:
-		v.Text = sentence + " There are too few of them to tell."
+		v.Text = sentence + " The SLO is not judged: too few messages were delivered, or the topic sends more than its contract."
 	case *status.SloMet:
 		v.SLO = Met
 		v.Text = sentence
 		if f := status.P99AccessFraction; f != nil {
-			v.Text += fmt.Sprintf(" Of its p99 of %s, %s is waiting for tokens and %s the broker.", Duration(p99), percent(*f), percent(1-*f))
+			v.Text += fmt.Sprintf(" Of the p99 of %s, the wait for tokens is %s and the work of the broker %s.", Duration(p99), percent(*f), percent(1-*f))
 		}
 	default:
 		v.SLO = Missed
@@ -91,7 +92,7 @@ func blame(t *srtmv1.Topic, l Latencies, sentence string) (culprit, text string)
 		fraction = float64(a) / float64(a+b)
 	}
 	p99 := Duration(l.Delivery.Quantile(0.99))
-	tokens := fmt.Sprintf("%s of its p99 of %s is waiting for tokens.", percent(fraction), p99)
+	tokens := fmt.Sprintf("%s of the p99 of %s is the wait for tokens.", percent(fraction), p99)
 	if short := short(t); short != "" {
 		tokens += " " + short
 	}
@@ -119,11 +120,11 @@ func short(t *srtmv1.Topic) string {
 		return ""
 	}
 	w := brokers[worst]
-	text := fmt.Sprintf("What arrives at once at %s takes a burst of %d, and its share has %d", w.GetBrokerId(), w.GetLast().GetBurstNeeded(), w.GetShare().GetBurst())
+	text := fmt.Sprintf("The messages that arrive at %s at once need a burst of %d.", w.GetBrokerId(), w.GetLast().GetBurstNeeded())
 	if len(brokers) > 1 {
-		return fmt.Sprintf("%s of the contract's %d, which is split over %d brokers.", text, t.GetSpec().GetContract().GetBurst(), len(brokers))
+		return fmt.Sprintf("%s The broker's share has a burst of %d: the contract's burst of %d is split over %s.", text, w.GetShare().GetBurst(), t.GetSpec().GetContract().GetBurst(), plural.Count(len(brokers), "broker"))
 	}
-	return text + "."
+	return fmt.Sprintf("%s The contract has a burst of %d.", text, w.GetShare().GetBurst())
 }
 
 // waiting reports slow consumers; "" if consumers are fast enough.

@@ -45,13 +45,13 @@ func TestWhoseFaultItIs(t *testing.T) {
 		want  Verdict
 		says  string
 	}{
-		"tokens":           {topic(&no, 0.99, slow, fast, fast), Verdict{SLO: Missed, Culprit: "tokens"}, "takes a burst of 30, and its share has 20 of the contract's 40, which is split over 2 brokers"},
+		"tokens":           {topic(&no, 0.99, slow, fast, fast), Verdict{SLO: Missed, Culprit: "tokens"}, "need a burst of 30. The broker's share has a burst of 20: the contract's burst of 40 is split over 2 brokers."},
 		"the broker":       {topic(&no, 0.01, fast, slow, fast), Verdict{SLO: Missed, Culprit: "broker"}, "overloaded or stalled"},
 		"both":             {topic(&no, 0.5, slow, slow, fast), Verdict{SLO: Missed, Culprit: "tokens and broker"}, "There are two causes"},
-		"met":              {topic(&yes, 0.2, fast, fast, fast), Verdict{SLO: Met}, "20 % is waiting for tokens and 80 % the broker"},
+		"met":              {topic(&yes, 0.2, fast, fast, fast), Verdict{SLO: Met}, "the wait for tokens is 20 % and the work of the broker 80 %"},
 		"slow consumers":   {topic(&yes, 0.2, fast, fast, slow), Verdict{SLO: Met}, "Consumers keep messages waiting"},
-		"too few to tell":  {topic(nil, 0.2, fast, fast, fast), Verdict{SLO: Undecided}, "too few"},
-		"nothing moves":    {idle, Verdict{SLO: Undecided}, "7 messages wait in channels"},
+		"not judged":       {topic(nil, 0.2, fast, fast, fast), Verdict{SLO: Undecided}, "too few messages were delivered, or the topic sends more than its contract"},
+		"nothing moves":    {idle, Verdict{SLO: Undecided}, "Waiting in channels for consumers: 7 messages."},
 		"nothing is known": {&srtmv1.Topic{}, Verdict{SLO: Undecided}, "nothing to judge"},
 	} {
 		got := Judge(test.topic)

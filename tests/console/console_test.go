@@ -449,7 +449,7 @@ func TestPagesOfACluster(t *testing.T) {
 	b.becomes(`document.querySelector('form[action="/ui/action/pause"] button') !== null`)
 	b.becomes(`(document.querySelector('form[action="/ui/action/pause"] button').focus(), window.same = true)`)
 	b.do(chromedp.KeyEvent("\r"))
-	b.becomes(`document.getElementById("answer").textContent.includes("Paused on 2 of 2 brokers")`)
+	b.becomes(`document.getElementById("answer").textContent.includes("Paused on 2 brokers.")`)
 	b.becomes(`window.same && document.querySelector('form[action="/ui/action/unpause"] button')?.textContent === "Resume" && document.activeElement.tagName === "BUTTON"`)
 	if !paused(t, c.Brokers[0]) {
 		t.Error("the page says that the channel is paused, and it is not")
@@ -464,6 +464,27 @@ func TestPagesOfACluster(t *testing.T) {
 	b.visit("peek", "/ui/peek?topic=sensors&channel=main", 0)
 	// The pause decided which of the two alternating messages comes first.
 	b.becomes(`[...document.querySelectorAll("pre")].some(p => p.textContent === "<script>alert(1)</script>") && document.querySelectorAll("main script").length === 0`)
+
+	// A whole topic is paused on its brokers after a confirmation, then emptied and resumed.
+	b.visit("topic-tools", "/ui/topic?name=sensors", 4)
+	press := func(action, answer string) {
+		b.becomes(fmt.Sprintf(`document.querySelector('#live form[action="/ui/action/%s"] button') !== null`, action))
+		b.do(chromedp.Click(fmt.Sprintf(`#live form[action="/ui/action/%s"] button`, action)))
+		if action != "unpause-topic" {
+			b.becomes(`document.querySelector("#answer #sure") !== null`)
+			b.do(chromedp.Click("#sure"))
+		}
+		b.becomes(`document.getElementById("answer").textContent.includes("` + answer + `")`)
+	}
+	press("pause-topic", "Paused on 2 brokers.")
+	b.accessible("topic, paused")
+	for _, broker := range c.Brokers {
+		if stats := localtest.MustAsk(t, http.MethodGet, "http://"+broker.HTTP+"/stats?format=json&topic=sensors&channel=none", ""); !strings.Contains(stats, `"paused":true`) {
+			t.Errorf("the topic is not paused on a broker: %s", stats)
+		}
+	}
+	press("empty-topic", "Emptied on 2 brokers.")
+	press("unpause-topic", "Resumed on 2 brokers.")
 
 	// Creating a topic: a topic that does not fit, with the reason, then the plan, and the topic.
 	b.visit("create", "/ui/create", 0)
@@ -528,9 +549,11 @@ func TestPagesOfACluster(t *testing.T) {
 	b.before, b.base = b.base, "http://"+alone.HTTP
 	b.mu.Unlock()
 	b.visit("alone", "/ui/", 5)
+	press("pause-topic", "Paused on 1 broker.")
+	press("unpause-topic", "Resumed on 1 broker.")
 	b.visit("alone-channel", "/ui/channel?topic=sensors&channel=main", 0)
 	b.do(chromedp.Click(`form[action="/ui/action/pause"] button`))
-	b.becomes(`document.getElementById("answer").textContent.includes("Paused on 1 of 1 brokers")`)
+	b.becomes(`document.getElementById("answer").textContent.includes("Paused on 1 broker.")`)
 	if !paused(t, alone) {
 		t.Error("the page says that the broker's channel is paused, and it is not")
 	}
