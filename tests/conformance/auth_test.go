@@ -282,7 +282,7 @@ func TestAuth(t *testing.T) {
 				topic, secret string
 				status        int // expected status
 			}{
-				{"mine", "", 401}, {"mine", "guess", 503}, {"other", "s", 403}, {"mine", "s", 200}, {"mine", "s", 200},
+				{"mine", "", 401}, {"mine", "guess", 401}, {"other", "s", 403}, {"mine", "s", 200}, {"mine", "s", 200},
 			} {
 				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+n.http+path+"?topic="+c.topic, strings.NewReader("x"))
 				testkit.Must(t, err)

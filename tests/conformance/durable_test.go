@@ -141,7 +141,7 @@ func TestShutdown(t *testing.T) {
 					t.Errorf("exit: %v", err)
 				}
 			case <-time.After(2 * patience):
-				t.Error("it goes on")
+				t.Error("it still serves")
 			}
 		})
 	}

@@ -1,7 +1,6 @@
 package crash
 
 import (
-	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -10,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
@@ -34,7 +34,7 @@ func onSmallDisk(t *testing.T, dir, flag string) *local.Process {
 	return d
 }
 
-// well waits until the disk is well and the broker accepts a message.
+// well waits until the disk is healthy and the broker accepts a message.
 func (p *filler) well(d *local.Process) {
 	p.t.Helper()
 	testkit.WaitFor(p.t, "well, and accepting", func() bool {
@@ -79,7 +79,7 @@ func TestRestartOnAFullDisk(t *testing.T) {
 						testkit.Equal(t, lost, 0, "lost messages")
 						testkit.NoError(t, stopped)
 					case end == "term":
-						if stopped == nil || !strings.Contains(last.AllOutput(), fmt.Sprintf(" %d messages of t are lost: ", lost)) {
+						if stopped == nil || !strings.Contains(last.AllOutput(), "topic t has lost "+plural.Count(lost, "message")+": ") {
 							t.Errorf("%d messages lost; %v", lost, stopped)
 						}
 					}

@@ -98,7 +98,7 @@ func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 	signal(syscall.SIGCONT)
 	follows(1)
 	sent := l.sent.Load()
-	testkit.WaitFor(t, "messages go on", func() bool { return l.sent.Load() > sent+1000 })
+	testkit.WaitFor(t, "messages continue", func() bool { return l.sent.Load() > sent+1000 })
 	store.Cut(false)
 	cancel()
 	wait()

@@ -63,7 +63,7 @@ func TestBackupAndRestore(t *testing.T) {
 	finish(t, cl, all, append(<-done, 1))
 }
 
-// The store is lost, and the loaddistributor starts with an empty one: publishers go on
+// The store is lost, and the loaddistributor starts with an empty one: publishers continue
 // where they are, for brokers hold the topic and its shares.
 func TestPublishersOutliveALostStore(t *testing.T) {
 	const publishers, each = 4, 100

@@ -68,7 +68,7 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 	})
 	c.must(alone.process.Kill())
 	c.startBroker(alone)
-	testkit.WaitFor(c.t, "it goes on with its base", func() bool {
+	testkit.WaitFor(c.t, "the broker uses its base", func() bool {
 		s, err := alone.state()
 		return err == nil && held(s).RateMilli > 0
 	})

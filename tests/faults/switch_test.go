@@ -142,7 +142,7 @@ func TestTheAdaptorMovesOutAndBack(t *testing.T) {
 		before := c.redeploy(apart, func() {
 			n := accepted.Load()
 			c.flows(rate / 3)
-			testkit.WaitFor(c.t, "publishes go on", func() bool { return accepted.Load() > n+rate/3 })
+			testkit.WaitFor(c.t, "publishes continue", func() bool { return accepted.Load() > n+rate/3 })
 		})
 		testkit.WaitFor(c.t, "the shares are the contract again", func() bool { return whole(c.shares(), 3) })
 		grown := map[string]bool{}
@@ -155,7 +155,7 @@ func TestTheAdaptorMovesOutAndBack(t *testing.T) {
 				grown[h.BrokerId] = true // the stop came between a decrease and its increase
 			}
 		}
-		t.Logf("daemon %v: brokers went on with %+v; given what was on its way: %v", apart, before, grown)
+		t.Logf("daemon %v: brokers then used %+v; grown by grants on their way: %v", apart, before, grown)
 		c.flows(rate)
 	}
 	over()

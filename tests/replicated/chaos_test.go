@@ -264,7 +264,7 @@ func TestChaosLosesNoAcknowledgedMessage(t *testing.T) {
 	}, "http://"+c.Web)
 	flow := func() { // messages flow again, by themselves
 		until := h.acked.Load() + chaosRate/2
-		within(t, "publishers go on", func() bool { return h.acked.Load() >= until })
+		within(t, "publishers continue", func() bool { return h.acked.Load() >= until })
 	}
 	flow()
 

@@ -90,7 +90,7 @@ func TestABrokerStopsThoughJetStreamDoesNotStore(t *testing.T) {
 			t.Logf("the broker stopped after %v", time.Since(began))
 			said := b.AllOutput()
 			for n := range topics {
-				want := fmt.Sprintf("topic t%d: 1 messages (%d bytes) are not stored in JetStream, as far as is known; their publishers were not answered OK", n, c.size)
+				want := fmt.Sprintf("topic t%d: not stored in JetStream, as far as is known: 1 message (%d bytes); their publishers were not answered OK", n, c.size)
 				if !strings.Contains(said, want) {
 					t.Errorf("the broker does not say %q", want)
 				}

@@ -99,7 +99,7 @@ func TestAClusterOfTrust(t *testing.T) {
 		"no token":               {look[:3], "a token is needed"},
 		"no certificate":         {append(look[:1:1], admin[3]), "request failed"},
 		"an old certificate":     {s.proof("", late, adminToken), "request failed"},
-		"a stranger's":           {s.proof("", foreign, adminToken), "request failed"},
+		"another authority's":    {s.proof("", foreign, adminToken), "request failed"},
 		"no TLS":                 {admin[3:], "it may take TLS"},
 		"a pair without its key": {admin[:2], "--tls-cert and --tls-key: want both or neither"},
 	} {

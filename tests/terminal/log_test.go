@@ -16,6 +16,8 @@ func TestEventsAreLoggedOnce(t *testing.T) {
 	b := c.Join(t, "--broker-id=b", "--policy=strict")
 	logs := func(text string) bool { return strings.Contains(c.Control.AllOutput(), text) }
 	testkit.WaitFor(t, "the broker's share session", func() bool { return logs("share session opened") })
+	// Ports that never accepted are no evidence that the process has ended.
+	testkit.WaitFor(t, "the broker's ports", func() bool { return logs("ports accept connections") })
 	testkit.Must(t, b.Kill())
 	testkit.WaitFor(t, "its shares are free", func() bool { return logs("the broker's shares are free") })
 	count, warnings := map[string]int{}, 0

@@ -2,7 +2,6 @@ package terminal
 
 import (
 	"fmt"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -75,20 +74,13 @@ func (s *session) golden(name string) {
 	testkit.Golden(s.t, filepath.Join("testdata", name), []byte(s.text.String()))
 }
 
-// dead is an address without a listener.
-func dead(t *testing.T) string {
-	ln := testkit.Result(net.Listen("tcp", "127.0.0.1:0")).Must(t)
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
 // A single broker: publish, read, limit, and typical first mistakes.
 func TestSessionOfOneBroker(t *testing.T) {
 	s := newSession(t)
 	n := localtest.NSQD(t, "")
 	s.name(n.TCP, "BROKER:4150")
 	s.name(n.HTTP, "BROKER:4151")
-	s.name(dead(t), "BROKER:9")
+	s.name(testkit.Address(t), "BROKER:9")
 	s.run("srtm pub orders --nsqd-tcp-address BROKER:4150 --message hello --count 3")
 	s.run("srtm tail orders --nsqd-tcp-address BROKER:4150 --channel billing --count 2")
 	s.run("srtm tail orders --nsqd-tcp-address BROKER:4150 --channel billing --count 1 --output json | sed 's/\"broker\":\"[^\"]*\"/\"broker\":\"B\"/'")
@@ -98,8 +90,8 @@ func TestSessionOfOneBroker(t *testing.T) {
 	s.run("srtm channel unpause orders billing --nsqd-http-address BROKER:4151")
 	s.run("curl -s -X POST 'http://BROKER:4151/topic/pause?topic=oders'")
 	s.run("curl -s -X POST -H 'Content-Encoding: gzip' -d x 'http://BROKER:4151/pub?topic=orders'")
-	s.run("srtm pub orders --nsqd-tcp-address BROKER:9 --id p1 --message hello --timeout 1s")
-	s.run("srtm pub orders --nsqd-tcp-address BROKER:4151 --id p1 --message hello --timeout 1s")
+	s.run("srtm pub orders --nsqd-tcp-address BROKER:9 --id p1 --message hello --timeout 5s")
+	s.run("srtm pub orders --nsqd-tcp-address BROKER:4151 --id p1 --message hello --timeout 5s")
 	s.run("srtm tail orders --nsqd-tcp-address BROKER:4151 --count 1")
 	s.run("srtm topic list --loaddistributor-address BROKER:4151 --timeout 5s")
 	s.run("srtm topic list --loaddistributor-address BROKER:9 --timeout 5s")
