@@ -25,7 +25,7 @@ func TestTheContract(t *testing.T) {
 	for _, group := range c.rows {
 		sold := testkit.Result(profile(c.spec(group), c.slo, c.margin)).Must(t)
 		// A group passes at once.
-		if sold.RateMilli != 1_320_000 || sold.Burst < int64(group*10) {
+		if sold.RateMilli != 660_000 || sold.Burst < int64(group*10) {
 			t.Errorf("groups of %d: r %d, b %d", group, sold.RateMilli, sold.Burst)
 		}
 	}

@@ -17,8 +17,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
 // BareCommand is the argument that makes the benchmark program a bare server.
@@ -34,25 +36,8 @@ func Bare(kind string, more ...string) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	ready := local.Accepts(ports[0])
-	if kind == "udp" {
-		ready = func() error { return echoes(ports[0]) }
-	}
-	p, err := local.Run(self, "", append([]string{BareCommand, kind, ports[0]}, more...), ready)
+	p, err := local.Run(self, "", append([]string{BareCommand, kind, ports[0]}, more...), local.Accepts(ports[0]))
 	return &Server{Process: p, Name: "bare " + kind, At: ports[0], Bare: true}, err
-}
-
-func echoes(at string) error {
-	conn, err := net.Dial("udp", at)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(50 * time.Millisecond))
-	if _, err = conn.Write([]byte("x")); err == nil {
-		_, err = conn.Read(make([]byte, 1))
-	}
-	return err
 }
 
 // Serve serves until the process is killed. The arguments are the same as of Bare: kind, address,
@@ -79,24 +64,28 @@ func Serve(args []string) error {
 	return lifecycle.Serve(ln, &http.Server{Handler: handler})(context.Background())
 }
 
-// echo echoes UDP datagrams.
+// echo is the floor of decisions over UDP: it reads and answers datagrams with the system calls that admission makes, and
+// decides nothing.
 func echo(at string) error {
-	address, err := net.ResolveUDPAddr("udp", at)
+	conn, err := rawfd.ListenUDP(at, 32, 512)
 	if err != nil {
 		return err
 	}
-	conn, err := net.ListenUDP("udp", address)
+	defer conn.Close()
+	ready, err := net.Listen("tcp", at) // tells Bare that the floor is ready
 	if err != nil {
 		return err
 	}
-	for buf := make([]byte, 512); ; {
-		n, from, err := conn.ReadFromUDPAddrPort(buf)
-		if err != nil {
+	defer ready.Close()
+	for {
+		n, err := conn.Receive(clock.Mono())
+		if errors.Is(err, net.ErrClosed) {
 			return err
 		}
-		if _, err := conn.WriteToUDPAddrPort(buf[:n], from); err != nil {
-			return err
+		for i := range n {
+			conn.Queue(conn.Datagram(i))
 		}
+		conn.Flush()
 	}
 }
 
@@ -105,7 +94,7 @@ const Service = 20 * time.Millisecond
 
 // kinds creates the handlers of bare HTTP servers: "http" answers TRUE, "backend" simulates
 // processors with timers (0: without delay), "proxy" and "forwarder" are reverse proxies.
-// The kind "udp", an echo server, is handled separately.
+// The kind "udp" is handled separately.
 var kinds = map[string]func(more []string) (http.Handler, error){
 	"http": func([]string) (http.Handler, error) {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -21,8 +21,8 @@ type recording struct {
 
 // recorded lists recordings of traffic detectors and pedestrian buttons.
 var recorded = []recording{
-	{"detectors", "vehicle detectors, 54 sites x 10", "odot_hires_detgroups_3x3h.csv.gz", 10, 54, 3600, 600, "10,000 msg/s in groups learned from another hour"},
-	{"pedestrians", "pedestrian buttons, 10 states x 80", "odot_ped_911x24h.csv.gz", 80, 10, 50_400, 10_800, "9,650 msg/s, a group for each intersection"},
+	{"detectors", "vehicle detectors, 54 copies x 10", "odot_hires_detgroups_3x3h.csv.gz", 10, 54, 3600, 600, "10,384 msg/s in groups learned from another hour"},
+	{"pedestrians", "pedestrian buttons, 10 copies x 80", "odot_ped_911x24h.csv.gz", 80, 10, 50_400, 10_800, "9,650 msg/s, a group for each intersection"},
 }
 
 // path returns the path of a recording.
@@ -50,15 +50,15 @@ func (w *harness) split(t recording, file, policy string, k int) scenario.Scenar
 // traces places recorded traffic on 1 to 6 idle brokers, once with correlated publishers
 // apart and once blindly.
 func traces(w *harness) error {
-	fewer := *w
-	fewer.runs = max(1, w.runs/5)
+	half := *w
+	half.runs = max(1, w.runs/2)
 	for _, t := range recorded {
 		file, err := w.path(t)
 		if err != nil {
 			return err
 		}
 		split := func(policy string) curve {
-			return func(k float64, _ []*outcome) (*outcome, error) { return fewer.repeat(w.split(t, file, policy, int(k))) }
+			return func(k float64, _ []*outcome) (*outcome, error) { return half.repeat(w.split(t, file, policy, int(k))) }
 		}
 		got, err := w.points(upTo(brokers), split(placement.SRTM), split(placement.MaxMin))
 		if err != nil {
@@ -72,8 +72,8 @@ func traces(w *harness) error {
 			line{name: "Max-Min (blind)", of: 1, y: p99Of, lead: policy(placement.MaxMin)}))
 		first, last := got[0], got[brokers-1]
 		w.out.tell(row{
-			Figure: "recorded: " + t.id, Quantity: "p99 over k = 6 brokers: SRTM, blind", Simulated: ms(last[0].p99.mean) + ", " + ms(last[1].p99.mean),
-			Note: fmt.Sprintf("%s; b = %.0f profiled; k = 1: %s", t.burstExplanation, first[0].burst.mean, ms(first[0].p99.mean)),
+			Figure: "recorded: " + t.id, Quantity: "p99 over k = 6 brokers: SRTM, blind", Simulated: last[0].p99.ms() + ", " + last[1].p99.ms(),
+			Note: fmt.Sprintf("%s; b = %.0f profiled; k = 1: %s", t.burstExplanation, first[0].burst.mean, first[0].p99.ms()),
 		})
 	}
 	return nil

@@ -30,7 +30,7 @@ var figures = []figure{
 	{"beyond", "livetraces", "recorded traffic, live", liveTraces},
 	{"janus", "janus5", "Janus: gateway or DNS load balancer", janusBalancer},
 	{"janus", "janus6", "Janus: keys over servers", janusSpread},
-	{"janus", "janus7-12", "Janus: scaling, modelled", janusScale},
+	{"janus", "janus7-12", "Janus: scaling", janusScale},
 	{"janus", "janus13", "Janus: a web application", janusApplication},
 	{"mqos", "mqos6", "mQoS: the worked example", mqosExample},
 	{"mqos", "mqos7", "mQoS: shares of each resource", mqosShares},
@@ -47,7 +47,7 @@ var figures = []figure{
 	{"iefxcp", "iefxcp6", "IEFXCP: sudden change", iefxcpSudden},
 	{"iefxcp", "iefxcprouters", "IEFXCP: several routers", iefxcpRouters},
 	{"iefxcp", "iefxcplive", "IEFXCP: greedy publishers, live", iefxcpLive},
-	{"iefxcp", "liars", "IEFXCP: who claims a ToS that is not its own", liars},
+	{"iefxcp", "untrusted", "IEFXCP: flows that claim a ToS that is not theirs", untrusted},
 }
 
 func names() []string {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -262,8 +263,18 @@ func TestQueueDrainsAfterFlowsJoin(t *testing.T) {
 		r.Series = append(r.Series, s)
 	}
 	got := suddenlyOf([]link.Result{r})
-	want := suddenly{settled: spread{mean: 1}, lowest: spread{mean: 0.9}, before: spread{mean: 0.05}, peak: spread{mean: 0.8}, drained: spread{mean: 2.5}}
+	want := suddenly{settled: spread{mean: 1}, lowest: spread{mean: 0.9}, before: spread{mean: 0.05}, peak: spread{mean: 0.8}, drained: spread{mean: 2.5}, drains: 1, runs: 1}
 	testkit.Equal(t, got, want, "0.06 is more than 1.1 times the queue before")
+	testkit.Equal(t, got.drainedText(), "2.50 ± 0.00", "one run, which drained")
+
+	long := link.Result{Series: slices.Clone(r.Series)}
+	for i := range long.Series {
+		if at := long.Series[i].At.Seconds(); at >= 20 && at <= 40 {
+			long.Series[i].Queue = 0.3
+		}
+	}
+	testkit.Equal(t, suddenlyOf([]link.Result{long}).drainedText(), "not in 20 s", "a queue that stays")
+	testkit.Equal(t, suddenlyOf([]link.Result{r, long}).drainedText(), "2.50 ± 0.00 in 1 of 2 runs, not in 20 s in the others", "one of two runs")
 }
 
 // The paper's transport: the listing of a sweep, and its panels.

@@ -84,19 +84,21 @@ func correlation(w *harness) error {
 			p := latencies("fig"+f.figure+c.panel, fmt.Sprintf("Figure %s(%s): %s topic, synchronised groups", f.figure, c.panel, c.process), "publishers in a group", "group_size", "policy")
 			w.out.plot(p.fill(groupSizes, 1, got, srtm, f.beside))
 		}
-		var ks []string
+		var ks, ratios []string
 		for i, g := range groupSizes {
-			ks = append(ks, fmt.Sprintf("%.0f→%d (paper %d)", g, got[i][0].k, table1[g].k))
+			ks = append(ks, fmt.Sprintf("%.0f→%d (paper's table 1: %d)", g, got[i][0].k, table1[g].k))
+			ratios = append(ratios, fmt.Sprintf("%.0f→%.1f", g, got[i][2].p99.mean/got[i][0].p99.mean))
 		}
 		last := got[len(got)-1]
 		best, own, same := last[0], last[1], last[2]
 		w.out.tell(row{
 			Figure: "9(" + c.panel + ")", Quantity: "SLO met at group size 30: SRTM, Max-Min", Paper: "yes, no",
 			Simulated: yes(best.met()) + ", " + yes(own.met()),
-			Note:      fmt.Sprintf("p99 %s over %d brokers, %s over %d", ms(best.p99.mean), best.k, ms(own.p99.mean), own.k),
+			Note:      fmt.Sprintf("p99 %s over %d brokers, %s over %d", best.p99.ms(), best.k, own.p99.ms(), own.k),
 		}, row{
 			Figure: "10(" + c.panel + ")", Quantity: "p99 at group size 30 over the same brokers: SRTM, Max-Min", Paper: "Max-Min's “even worse”",
-			Simulated: ms(best.p99.mean) + ", " + ms(same.p99.mean), Note: fmt.Sprintf("k = %d", best.k),
+			Simulated: best.p99.ms() + ", " + same.p99.ms(),
+			Note:      fmt.Sprintf("k = %d; Max-Min's p99 over SRTM's by group size: %s", best.k, strings.Join(ratios, ", ")),
 		}, row{
 			Figure: "9(" + c.panel + ")", Quantity: "group sizes at which SRTM meets the SLO", Paper: "all",
 			Simulated: fmt.Sprintf("%d of %d", count(got, 0, (*outcome).met), len(groupSizes)),
@@ -136,7 +138,7 @@ func noise(w *harness) error {
 		}, row{
 			Figure: "11(" + c.panel + ")", Quantity: "brokers at 0 and at 16 ms: SRTM, Max-Min", Paper: "fewer with a larger interval",
 			Simulated: fmt.Sprintf("%d → %d, %d → %d", first[0].k, last[0].k, first[1].k, last[1].k),
-			Note:      fmt.Sprintf("p99 %s → %s, %s → %s", ms(first[0].p99.mean), ms(last[0].p99.mean), ms(first[1].p99.mean), ms(last[1].p99.mean)),
+			Note:      fmt.Sprintf("p99 %s → %s, %s → %s", first[0].p99.ms(), last[0].p99.ms(), first[1].p99.ms(), last[1].p99.ms()),
 		})
 	}
 	return nil

@@ -150,8 +150,8 @@ type sweep struct {
 	change                func(c *link.Config, x float64)
 	// queues are the parts of the figure that show the queue over time, and their xs.
 	queues []queueOverTime
-	// The paper's statements about shares and queue, and a note about the shares.
-	ratio, queue, note string
+	// The paper's statements about the shares, the mean queue and the longest queue, and a note about the shares.
+	ratio, mean, longest, note string
 }
 
 type queueOverTime struct {
@@ -164,19 +164,19 @@ var (
 		figure: "3", title: "throughput by capacity", xLabel: "Mb/s", xs: []float64{25, 50, 100, 300, 1000, 2000, 4000},
 		change: func(c *link.Config, x float64) { c.Capacity = x * 1e6 },
 		queues: []queueOverTime{{"d", 100}},
-		ratio:  "“maintained excellently” but for ToS 1 at 25 and 50 Mb/s", queue: "“almost below 1 %”",
+		ratio:  "“maintained excellently” but for ToS 1 at 25 and 50 Mb/s", mean: "“almost below 1 %”", longest: "1-3 % at 100 Mb/s",
 	}
 	byRTT = sweep{
 		figure: "4", title: "throughput by RTT", xLabel: "ms", xs: []float64{12, 30, 60, 120, 300, 800, 1200},
 		change: func(c *link.Config, x float64) { c.RTT = time.Duration(x * 1e6) },
 		queues: []queueOverTime{{"d", 120}, {"e", 1200}},
-		ratio:  "as in 3", queue: "low; 1-3 % variation above 1000 ms",
+		ratio:  "“excellent”", mean: "low", longest: "1-3 % above 1,000 ms, stable up to 800 ms",
 	}
 	byWeb = sweep{
 		figure: "5", title: "throughput among short flows", xLabel: "short flows/s", xs: []float64{1, 10, 50, 200, 500, 1000},
 		change: func(c *link.Config, x float64) { c.Web = x },
 		queues: []queueOverTime{{"d", 200}},
-		ratio:  "“excellent”", queue: "low; 1-5 % at 200/s", note: "of the long flows among themselves; short ones are of ToS 1",
+		ratio:  "“excellent”", mean: "low", longest: "1-5 % at 200/s", note: "of the long flows among themselves; short ones are of ToS 1",
 	}
 )
 
@@ -275,8 +275,8 @@ func (s sweep) rows(by map[string][]transported) []row {
 	return []row{
 		{Figure: name, Quantity: "shares off 1:2:4:8:10, worst, %", Paper: s.ratio, Simulated: worst(func(t transported) spread { return t.unfairness }, more), Note: s.note},
 		{Figure: name, Quantity: "utilization, lowest, %", Paper: "high", Simulated: worst(func(t transported) spread { return t.utilization }, less)},
-		{Figure: name, Quantity: "mean queue, longest, % of the buffer", Paper: s.queue, Simulated: worst(func(t transported) spread { return t.queueMean }, more)},
-		{Figure: name, Quantity: "longest queue, % of the buffer", Paper: "1-3 %; 5 % among short flows", Simulated: worst(func(t transported) spread { return t.queueMax }, more)},
+		{Figure: name, Quantity: "mean queue, longest, % of the buffer", Paper: s.mean, Simulated: worst(func(t transported) spread { return t.queueMean }, more)},
+		{Figure: name, Quantity: "longest queue, % of the buffer", Paper: s.longest, Simulated: worst(func(t transported) spread { return t.queueMax }, more)},
 	}
 }
 
@@ -296,7 +296,7 @@ func iefxcpCapacity(w *harness) error {
 		Note: "the window is 0.75 packets at 25 Mb/s, of which whole windows make 1, and 1.5 at 50, of which they make 1",
 	})
 	if err := w.parameter(parameter{
-		id: "theta", title: "overload where ρ > θ", label: "θ", quantity: "by the ρ above which a router signals overload", paper: "θ = 1",
+		id: "theta", title: "overload where ρ > θ", label: "θ", quantity: "by the ρ above which a router signals overload", paper: "θ is not stated",
 		xs: []float64{0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.5}, change: func(c *link.Config, x float64) { c.Theta = x },
 	}); err != nil {
 		return err
@@ -379,11 +379,11 @@ func iefxcpSudden(w *harness) error {
 		return listed(allRules, func(r rules) string { return value(changes[r]).String() })
 	}
 	w.out.tell(
-		row{Figure: "IEFXCP 6(a)", Quantity: "ToS 10 over its ideal among 100 flows, 35 to 40 s", Paper: "“adapts quickly”", Simulated: of(func(s suddenly) spread { return s.settled })},
+		row{Figure: "IEFXCP 6(a)", Quantity: "ToS 10 over its ideal among 100 flows, 35 to 40 s", Paper: "“adapt quickly”", Simulated: of(func(s suddenly) spread { return s.settled })},
 		row{Figure: "IEFXCP 6(b)", Quantity: "lowest utilization of 500 ms after 10 s, %", Paper: "high", Simulated: of(func(s suddenly) spread { return s.lowest.times(100) })},
-		row{Figure: "IEFXCP 6(c)", Quantity: "longest queue of 500 ms, 10 to 20 s, % of the buffer", Paper: "low and stable", Simulated: of(func(s suddenly) spread { return s.before.times(100) })},
+		row{Figure: "IEFXCP 6(c)", Quantity: "longest queue of 500 ms, 10 to 19.5 s, % of the buffer", Paper: "low and stable", Simulated: of(func(s suddenly) spread { return s.before.times(100) })},
 		row{Figure: "IEFXCP 6(c)", Quantity: "longest queue after 50 joined, % of the buffer", Paper: "a sudden rise", Simulated: of(func(s suddenly) spread { return s.peak.times(100) })},
-		row{Figure: "IEFXCP 6(c)", Quantity: "until the queue is no longer than before, s after they joined", Paper: "“drained quickly”", Simulated: of(func(s suddenly) spread { return s.drained })},
+		row{Figure: "IEFXCP 6(c)", Quantity: "until the queue of 500 ms is within 1.1 times the longest before, or 1 % of the buffer, s after they joined", Paper: "“drained quickly”", Simulated: listed(allRules, func(r rules) string { return changes[r].drainedText() })},
 	)
 	return nil
 }
@@ -392,9 +392,22 @@ func iefxcpSudden(w *harness) error {
 type suddenly struct {
 	settled spread // throughput of ToS 10 over its ideal, 35 to 40 s
 	lowest  spread // utilization after 10 s
-	before  spread // longest queue of a sample, 10 to 20 s
+	before  spread // longest queue of a sample, 10 to 19.5 s
 	peak    spread // longest queue while the flows are there
 	drained spread // s after the join until a sample's queue is within 1.1 times before, or 1 % of the buffer
+	// drains is how many runs drained while the flows were there. Only these count in drained.
+	drains, runs int
+}
+
+// drainedText says how long the queue took, and in how many runs the queue stayed.
+func (s suddenly) drainedText() string {
+	switch s.drains {
+	case s.runs:
+		return s.drained.String()
+	case 0:
+		return "not in 20 s"
+	}
+	return fmt.Sprintf("%v in %d of %d runs, not in 20 s in the others", s.drained, s.drains, s.runs)
 }
 
 func suddenlyOf(results []link.Result) suddenly {
@@ -406,7 +419,7 @@ func suddenlyOf(results []link.Result) suddenly {
 			switch at := s.At.Seconds(); {
 			case at <= 10:
 				continue
-			case at <= 20:
+			case at < 20: // the sample of 20 s has the first packets of the new flows
 				longestBefore = max(longestBefore, s.Queue)
 			case at <= 40:
 				longest = max(longest, s.Queue)
@@ -419,13 +432,13 @@ func suddenlyOf(results []link.Result) suddenly {
 			}
 			utilization = min(utilization, s.Utilization)
 		}
-		if math.IsNaN(drainTime) {
-			drainTime = 20
-		}
 		settled = append(settled, share/n/(10*300e6/500))
-		lowest, before, peak, drained = append(lowest, utilization), append(before, longestBefore), append(peak, longest), append(drained, drainTime)
+		lowest, before, peak = append(lowest, utilization), append(before, longestBefore), append(peak, longest)
+		if !math.IsNaN(drainTime) {
+			drained = append(drained, drainTime)
+		}
 	}
-	return suddenly{spreadOf(settled), spreadOf(lowest), spreadOf(before), spreadOf(peak), spreadOf(drained)}
+	return suddenly{spreadOf(settled), spreadOf(lowest), spreadOf(before), spreadOf(peak), spreadOf(drained), len(drained), len(results)}
 }
 
 // iefxcpRouters adds to the paper what it describes and does not simulate: several routers. The
@@ -476,14 +489,14 @@ func iefxcpRouters(w *harness) error {
 	return nil
 }
 
-// liars simulates the paper's future work: five flows, one of each ToS, claim 255.
-func liars(w *harness) error {
+// untrusted simulates the paper's future work: five flows, one of each ToS, claim 255.
+func untrusted(w *harness) error {
 	policed := []float64{0, 1}
 	by, err := w.grid(allRules, policed, func(c *link.Config, x float64) { c.Greedy, c.Police = 5, x > 0 })
 	if err != nil {
 		return err
 	}
-	p := panel{id: "liars", header: strings.Split("rules,police,liars_part,liars_part_sd,honest_part,honest_part_sd,utilization,utilization_sd,queue_mean,queue_mean_sd,drops,drops_sd", ",")}
+	p := panel{id: "untrusted", header: strings.Split("rules,police,untrusted_part,untrusted_part_sd,honest_part,honest_part_sd,utilization,utilization_sd,queue_mean,queue_mean_sd,drops,drops_sd", ",")}
 	c := transport(paperRules, func(*link.Config) {})
 	for _, rules := range allRules {
 		var texts [2]string
@@ -500,7 +513,7 @@ func liars(w *harness) error {
 			texts[i] = part(true).String() + ", " + part(false).String()
 		}
 		w.out.tell(row{
-			Figure: "IEFXCP, liars", Quantity: "throughput of liars and of honest flows over their parts: " + rules.name, Paper: "“our next work”",
+			Figure: "IEFXCP, untrusted flows", Quantity: "throughput of untrusted and of honest flows over their parts: " + rules.name, Paper: "“our next work”",
 			Simulated: "without police " + texts[0] + "; with police " + texts[1], Note: "5 flows of 50, one of each ToS, claim 255",
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/srtm-io/srtm/tools/sim/web"
 )
@@ -16,6 +17,8 @@ const (
 	// smoothing is the weight of a response time in the moving average of figures 4 and 8,
 	// as in the paper.
 	smoothing = 0.01
+	// busier is a processor time with which silver machines of the paper's section 2 are at the 85 % that the paper states.
+	busier = 460 * time.Millisecond
 )
 
 // balanced summarises runs of a cluster with one way to choose a server.
@@ -31,10 +34,13 @@ type balanced struct {
 var statistics = []string{"mean", "standard deviation", "p95", "p97", "p99"}
 
 // ways simulates a cluster of the paper with each way to choose a server, with w.runs seeds, at
-// most 5. All runs have the same machines.
-func (w *harness) ways(cluster string) (c web.Cluster, by map[string]balanced, err error) {
+// most 5. All runs have the same machines. demand is the processor time of a request.
+func (w *harness) ways(cluster string, demand time.Duration) (c web.Cluster, by map[string]balanced, err error) {
 	if c, err = web.Find(cluster, w.seed); err != nil {
 		return c, nil, err
+	}
+	for i := range c.Servers {
+		c.Servers[i].Speed *= web.Demand.Seconds() / demand.Seconds()
 	}
 	ways := web.Ways()
 	results, err := seeded(w, len(ways), func(i, seed int) (web.Result, error) {
@@ -128,7 +134,7 @@ func (w *harness) live(c web.Cluster, balance string) (times, counts, note strin
 
 // jbqBusy makes figure 4: bybusyness on a bronze, a silver and a gold machine.
 func jbqBusy(w *harness) error {
-	c, by, err := w.ways("small")
+	c, by, err := w.ways("small", web.Demand)
 	if err != nil {
 		return err
 	}
@@ -146,8 +152,8 @@ func jbqBusy(w *harness) error {
 
 // jbqLoad makes figure 7: the arriving load.
 func jbqLoad(w *harness) error {
-	for _, f := range []struct{ id, cluster, paper string }{{"7a", "small", "14.3/s"}, {"7b", "medium", "29.96/s"}} {
-		c, by, err := w.ways(f.cluster)
+	for _, f := range []struct{ id, cluster, paper string }{{"7a", "small", "14.3/s, “very bursty”"}, {"7b", "medium", "29.96/s"}} {
+		c, by, err := w.ways(f.cluster, web.Demand)
 		if err != nil {
 			return err
 		}
@@ -159,7 +165,7 @@ func jbqLoad(w *harness) error {
 		}
 		w.out.plot(p)
 		w.out.tell(row{
-			Figure: "JBQ " + f.id, Quantity: "requests/s to the " + f.cluster + " cluster: mean, greatest", Paper: f.paper + ", “very bursty”",
+			Figure: "JBQ " + f.id, Quantity: "requests/s to the " + f.cluster + " cluster: mean, maximum", Paper: f.paper,
 			Simulated: fmt.Sprintf("%.1f/s, %d/s", float64(c.Requests)/float64(len(seconds)), slices.Max(seconds)), Note: "an input",
 		})
 	}
@@ -168,7 +174,7 @@ func jbqLoad(w *harness) error {
 
 // jbqBest makes figure 8: JBQ on the machines of figure 4.
 func jbqBest(w *harness) error {
-	c, by, err := w.ways("small")
+	c, by, err := w.ways("small", web.Demand)
 	if err != nil {
 		return err
 	}
@@ -200,7 +206,7 @@ func jbqStatistics(w *harness) error {
 	}
 	p := panel{id: "jbqII", header: strings.Split("cluster,balance,mean ms,mean_sd,sd,sd_sd,p95,p95_sd,p97,p97_sd,p99,p99_sd", ",")}
 	for _, cluster := range []string{"small", "medium", "silver"} {
-		_, by, err := w.ways(cluster)
+		_, by, err := w.ways(cluster, web.Demand)
 		if err != nil {
 			return err
 		}
@@ -212,21 +218,34 @@ func jbqStatistics(w *harness) error {
 			p.add(cluster, way.Name, values(all...))
 		}
 		for i, name := range statistics {
-			was := by[web.Busy].overall[name]
-			change := func(way string) string {
-				is := by[way].overall[name]
-				return fmt.Sprintf("%s → %s ms (%+.1f %%)", was.text(0), is.text(0), 100*(was.mean-is.mean)/was.mean)
-			}
 			w.out.tell(row{
 				Figure: "JBQ II", Quantity: name + " of response times, " + cluster + " cluster: bybusyness → JBQ (+: less)",
-				Paper: paper[cluster][i], Simulated: change(web.JBQ),
+				Paper: paper[cluster][i], Simulated: change(by, name),
 				Note: fmt.Sprintf("as in the paper with T(0) = 100 ms: %s ms; with T(0) = 0: %s ms; SED: %s ms",
 					by[web.Literal].overall[name].text(0), by[web.LiteralZero].overall[name].text(0), by[web.SED].overall[name].text(0)),
 			})
 		}
+		if _, by, err = w.ways(cluster, busier); err != nil {
+			return err
+		}
+		var was, is float64 // the paper's means
+		if _, err := fmt.Sscanf(paper[cluster][0], "%f → %f", &was, &is); err != nil {
+			return err
+		}
+		w.out.tell(row{
+			Figure: "JBQ II, busier", Quantity: fmt.Sprintf("mean of response times, %s cluster, with %d ms of a processor", cluster, busier.Milliseconds()),
+			Paper: paper[cluster][0], Simulated: change(by, "mean"),
+			Note: fmt.Sprintf("%.1f and %.1f times the paper's; as in the paper with T(0) = 100 ms: %s ms", by[web.Busy].overall["mean"].mean/was, by[web.JBQ].overall["mean"].mean/is, by[web.Literal].overall["mean"].text(0)),
+		})
 	}
 	w.out.plot(p)
 	return nil
+}
+
+// change formats a statistic by bybusyness and by JBQ.
+func change(by map[string]balanced, statistic string) string {
+	was, is := by[web.Busy].overall[statistic], by[web.JBQ].overall[statistic]
+	return fmt.Sprintf("%s → %s ms (%+.1f %%)", was.text(0), is.text(0), 100*(was.mean-is.mean)/was.mean)
 }
 
 // jbqServers makes table III: each server of the medium cluster.
@@ -236,7 +255,7 @@ func jbqServers(w *harness) error {
 		{"355 ms at 4.05/s", "353 ms at 1.25/s"}, {"342 ms at 4.04/s", "478 ms at 8.47/s"}, {"323 ms at 4.00/s", "483 ms at 8.91/s"},
 		{"408 ms at 4.16/s", "384 ms at 2.12/s"}, {"460 ms at 3.98/s", "432 ms at 2.53/s"}, {"385 ms at 4.17/s", "434 ms at 4.65/s"},
 	}
-	c, by, err := w.ways("medium")
+	c, by, err := w.ways("medium", web.Demand)
 	if err != nil {
 		return err
 	}

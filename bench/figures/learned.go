@@ -35,7 +35,7 @@ func (w *harness) byKeys(xs []float64, at func(x float64) scenario.Scenario) ([]
 // learned repeats figures 9 to 11 and the recorded traffic without declared keys.
 func learned(w *harness) error {
 	long := w.steady()
-	within := func(o *outcome) string { return ms(o.p99.mean) + " (" + ms(o.access.mean) + ")" }
+	within := func(o *outcome) string { return o.p99.ms() + " (" + o.access.ms() + ")" }
 	add := func(id, title, x string, xs []float64, got [][]*outcome) {
 		p := latencies("learned-"+id, title, x, "x", "keys")
 		var lines []line

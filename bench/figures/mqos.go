@@ -50,7 +50,11 @@ func mqosExample(w *harness) error {
 		if i == 0 {
 			first = r
 		}
-		note(fmt.Sprintf("request %d, %v", i+1, r.Cost), paper)
+		invented := ""
+		if i > 0 {
+			invented = ", invented"
+		}
+		note(fmt.Sprintf("request %d, %v%s", i+1, r.Cost, invented), paper)
 	}
 	s.Done(first, nil)
 	note("the response to request 1", "RACs grow by its vector")
@@ -167,7 +171,7 @@ func mqosThroughput(w *harness) error {
 		v := visits[way.Name]
 		total := v.sum(web.VisitsOf.Total)
 		p.add(way.Name, values(v.class(0, web.VisitsOf.Total), v.class(1, web.VisitsOf.Total), v.class(2, web.VisitsOf.Total), total))
-		paper := map[string]string{"nQoS": "300; thirds", "sQoS": "260; 6:3:1", "mQoS": "300; 6:3:1"}[way.Name]
+		paper := map[string]string{"nQoS": "close to 300; thirds", "sQoS": "260; close to 6:3:1", "mQoS": "close to 300; close to 6:3:1"}[way.Name]
 		w.out.tell(row{Figure: "mQoS 8", Quantity: "requests/s by " + way.Name + ": all; by class", Paper: paper, Simulated: total.text(1) + "; " + v.triple(1, web.VisitsOf.Total)})
 	}
 	gains := make([]float64, len(visits["mQoS"]))

@@ -77,3 +77,41 @@ func TestTablesOfPages(t *testing.T) {
 		}
 	}
 }
+
+// stated matches the paper's own words and the numbers of a cell.
+var stated = regexp.MustCompile("“[^”]*”|" + numbers.String())
+
+// foreign returns the words and numbers in the paper's column that the drivers do not have.
+func foreign(cell, drivers string) (missing []string) {
+	for _, part := range stated.FindAllString(cell, -1) {
+		if !strings.Contains(drivers, part) && !strings.Contains(drivers, strings.ReplaceAll(part, ",", "_")) {
+			missing = append(missing, part)
+		}
+	}
+	return missing
+}
+
+// The paper's column is an input. The drivers have the input, whoever wrote the table last.
+func TestPapersColumnComesFromDrivers(t *testing.T) {
+	var drivers strings.Builder
+	for _, name := range testkit.Result(filepath.Glob("*.go")).Must(t) {
+		if !strings.HasSuffix(name, "_test.go") {
+			drivers.WriteString(read(t, name))
+		}
+	}
+	for _, f := range figures {
+		for _, r := range testkit.Result(readRows(filepath.Join(pagesFolder, "rows-"+f.name+".csv"))).Must(t) {
+			if r.Paper == "" {
+				continue
+			}
+			if missing := foreign(r.Paper, drivers.String()); len(missing) > 0 {
+				t.Errorf("rows-%s.csv, %s, %s: no driver has %s", f.name, r.Figure, r.Quantity, strings.Join(missing, ", "))
+			}
+		}
+	}
+}
+
+func TestForeignStatements(t *testing.T) {
+	drivers := `Paper: "14.7 ms, “even worse”"`
+	testkit.EqualSlices(t, foreign("14.7 ms; “even worse”; “better”, 14.8", drivers), []string{"“better”", "14.8"}, "statements without a driver")
+}

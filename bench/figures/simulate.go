@@ -267,12 +267,18 @@ func cells(values ...any) (all []string) {
 func number(x float64) string { return strconv.FormatFloat(x, 'g', 4, 64) }
 
 // ms formats milliseconds for people.
-func ms(x float64) string {
+func ms(x float64) string { return fmt.Sprintf("%.*f ms", decimals(x), x) }
+
+// ms formats milliseconds and their standard deviation for people.
+func (s spread) ms() string { return s.text(decimals(s.mean)) + " ms" }
+
+// decimals returns the number of decimals that gives a positive number three digits.
+func decimals(x float64) int {
 	switch {
 	case x >= 100:
-		return fmt.Sprintf("%.0f ms", x)
+		return 0
 	case x >= 10:
-		return fmt.Sprintf("%.1f ms", x)
+		return 1
 	}
-	return fmt.Sprintf("%.2f ms", x)
+	return 2
 }
