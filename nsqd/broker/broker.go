@@ -368,7 +368,8 @@ func (b *Broker) unrecord(t *Topic, remove func() error) error {
 	}
 	none := edit(func(*metadata.Topic) bool { return false })
 	err := t.orders.record(&none)
-	if err == nil {
+	refused := err != nil
+	if !refused {
 		err = remove()
 	}
 	t.runner.mu.Lock()
@@ -376,6 +377,9 @@ func (b *Broker) unrecord(t *Topic, remove func() error) error {
 	t.runner.mu.Unlock()
 	if differs {
 		b.shared.recorded(t.runner.name)
+	}
+	if refused {
+		t.orders.recant()
 	}
 	return err
 }

@@ -305,7 +305,7 @@ func (o *orders) edited(m *metadata.Topic) (keep bool) {
 }
 
 // record writes the result of an order to the metadata file. Afterwards, also after an
-// error, the caller must call forgetEdit.
+// error, the caller must call forgetEdit. After an error the caller must then call recant.
 // Error: ErrStorage; the caller must not execute the order.
 func (o *orders) record(e *edit) error {
 	o.runner.mu.Lock()
@@ -314,6 +314,13 @@ func (o *orders) record(e *edit) error {
 	o.runner.shared.recorded(o.runner.name)
 	return o.runner.shared.Recorded()
 }
+
+// recant returns after the last attempt that may have written an order that record refused.
+// The writer retries at once, so the order could be in the file although its caller got an
+// error, and a crash would carry the order out. If the disk works again, recant returns
+// after the file is as it was. Requires: forgetEdit has ended the order, and the topic's
+// record is marked as out of date.
+func (o *orders) recant() { _ = o.runner.shared.Recorded() }
 
 // forgetEdit ends an order. It reports whether the metadata file may differ from the topic:
 // the order was not executed, or other orders are pending, which may take effect in a
@@ -331,6 +338,7 @@ func (o *orders) ordered(e edit, apply func(now mono.Time, s *step) error) error
 	if recordable {
 		err = o.record(&e)
 	}
+	refused := err != nil
 	s := o.runner.begin()
 	if err == nil {
 		err = apply(o.runner.shared.now(), s)
@@ -340,6 +348,9 @@ func (o *orders) ordered(e edit, apply func(now mono.Time, s *step) error) error
 		s.stored, s.record = !differs, differs
 	}
 	o.runner.end(s)
+	if refused {
+		o.recant()
+	}
 	return err
 }
 
