@@ -254,7 +254,8 @@ func (b *Broker) OrderTopic(name string) (*Topic, error) {
 	return t, nil
 }
 
-// undo removes a topic that could not be stored, unless the topic is in use.
+// undo removes a topic that could not be stored, unless the topic is in use. Like a refused
+// order, the topic is not in the metadata file afterwards, unless the disk still fails.
 func (b *Broker) undo(t *Topic) {
 	t.runner.storing.Lock()
 	unused := b.forget(t, func() bool { return t.unusedLocked() && len(t.runner.mu.consumers) == 0 })
@@ -262,6 +263,7 @@ func (b *Broker) undo(t *Topic) {
 	if unused {
 		t.close(true)
 		b.shared.changed(t.runner.name)
+		t.orders.recant()
 	}
 }
 

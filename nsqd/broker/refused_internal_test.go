@@ -5,11 +5,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"sync"
+	"reflect"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 )
@@ -25,36 +25,67 @@ func TestARefusedOrderIsNotInTheFileWhenItReturns(t *testing.T) {
 		testkit.Must(t, b.Close())
 		testkit.Must(t, st.Close())
 	}()
+	obstacle := file + ".new"
+	var attempts atomic.Int32
+	recover := func() {
+		for os.RemoveAll(obstacle) != nil { // the writer uses the path, too
+		}
+	}
+	writer := b.shared.metadataWriter
+	state := writer.state
+	writer.state = func() metadata.State { // each attempt asks for it
+		s := state()
+		if attempts.Add(1) == 2 {
+			recover()
+		}
+		return s
+	}
 	testkit.Must(t, b.Restore())
-	topic := testkit.Result(b.CreateTopic("t")).Must(t)
-	retained := &metadata.Retention{Age: time.Hour}
-	for range 200 {
-		b.shared.recorded("t") // the last attempt may have failed
-		testkit.Must(t, b.Recorded())
-		obstacle := file + ".new"
-		testkit.Must(t, os.RemoveAll(obstacle))
-		testkit.Must(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
-		attempts, recover := 0, sync.OnceFunc(func() {
-			for os.RemoveAll(obstacle) != nil { // the writer uses the path, too
-			}
-		})
-		err := topic.orders.ordered(func(m *metadata.Topic) bool {
-			if attempts++; attempts > 2 { // the first attempt asks twice, for a line and for the whole file
-				recover()
-			}
-			m.Retain = retained
-			return true
-		}, func(mono.Time, *step) error { return nil })
-		recover()
-		if err == nil { // the disk recovered before the first attempt ended
-			continue
+	testkit.Result(b.CreateTopic("t")).Must(t)
+	retain := func(age time.Duration) func() error {
+		return func() error {
+			topic := testkit.Result(b.CreateTopic("t")).Must(t)
+			return topic.Retain(&metadata.Retention{Age: age})
 		}
-		if !errors.Is(err, ErrStorage) {
-			t.Fatal(err)
+	}
+	create := func(name string) func() error {
+		return func() error {
+			_, err := b.OrderTopic(name)
+			return err
 		}
-		state := testkit.Result(metadata.Read(file)).Must(t)
-		if len(state.Topics) != 1 || state.Topics[0].Retain != nil {
-			t.Fatalf("the file has %+v after the order was refused", state)
+	}
+	remove := func(name string) func() error { return func() error { return b.DeleteTopic(name) } }
+	testkit.Must(t, retain(time.Minute)())
+	for name, order := range map[string]struct{ do, undo func() error }{
+		"retention": {retain(time.Hour), retain(time.Minute)},
+		"deletion":  {remove("t"), retain(time.Minute)},
+		"creation":  {create("u"), remove("u")},
+	} {
+		refused := 0
+		for range 100 {
+			b.shared.recorded("t") // the last attempt may have failed
+			testkit.Must(t, b.Recorded())
+			was := testkit.Result(metadata.Read(file)).Must(t)
+			testkit.Must(t, os.RemoveAll(obstacle))
+			testkit.Must(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
+			attempts.Store(0)
+			err := order.do()
+			recover()
+			switch {
+			case err == nil: // the second attempt ended before the order looked at the first
+				testkit.Must(t, order.undo())
+			case !errors.Is(err, ErrStorage):
+				t.Fatal(name, err)
+			default:
+				refused++
+				is := testkit.Result(metadata.Read(file)).Must(t)
+				if !reflect.DeepEqual(is, was) {
+					t.Fatalf("after the refused %s the file has\n%+v, want\n%+v", name, is, was)
+				}
+			}
+		}
+		if refused == 0 {
+			t.Errorf("no %s was refused", name)
 		}
 	}
 }
