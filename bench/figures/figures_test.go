@@ -245,6 +245,24 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 	testkit.ErrorHas(t, livePenalty(w), "no broker came up", "without a report")
 }
 
+// A sample comes a little after its second. The seconds of the last third count, from 25 s to 30 s.
+func TestSettledTakesItsSeconds(t *testing.T) {
+	r := new(paced)
+	for i := range 45 {
+		rates := []float64{4, 8, 16, 32, 40} // the parts of a hundred publishers
+		switch second := i + 1; {
+		case second == 25:
+			rates[0] = 8 // before the last third
+		case second == 30:
+			rates[4] = 30
+		}
+		r.at, r.rates = append(r.at, float64(i+1)+0.0003), append(r.rates, rates)
+	}
+	worst, used := r.settled()
+	testkit.Equal(t, worst, "5.0 %", "a second of five at three quarters")
+	testkit.Equal(t, used, "0.980", "the part of the contract")
+}
+
 // The queue rises with flows that join, and is drained once it is as before, or almost empty.
 func TestQueueDrainsAfterFlowsJoin(t *testing.T) {
 	var r link.Result
