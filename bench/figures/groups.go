@@ -92,7 +92,7 @@ func correlation(w *harness) error {
 		last := got[len(got)-1]
 		best, own, same := last[0], last[1], last[2]
 		w.out.tell(row{
-			Figure: "9(" + c.panel + ")", Quantity: "SLO met at group size 30: SRTM, Max-Min", Paper: "yes, no",
+			Figure: "9(" + c.panel + ")", Quantity: "SLO met at group size 30: SRTM, Max-Min", Paper: "yes; Max-Min “is forced to use fewer brokers”",
 			Simulated: yes(best.met()) + ", " + yes(own.met()),
 			Note:      fmt.Sprintf("p99 %s over %d brokers, %s over %d", best.p99.ms(), best.k, own.p99.ms(), own.k),
 		}, row{
