@@ -118,7 +118,7 @@ func janusSpread(w *harness) error {
 	if err != nil {
 		return err
 	}
-	p := panel{id: "janus6", title: "Keys of 20 servers", xLabel: "server", yLabel: "percent of the keys", header: []string{"kind", "server", "paper's rule %", "paper's rule_sd", "ours %", "ours_sd"}}
+	p := panel{id: "janus6", title: "Keys of 20 servers by the paper's rule", xLabel: "server", yLabel: "percent of the keys", header: []string{"kind", "server", "paper's rule %", "paper's rule_sd", "ours %", "ours_sd"}}
 	for k, kind := range kinds {
 		describe := func(of func(keys) shares) string {
 			low, high := 100., 0.
