@@ -60,7 +60,7 @@ each flow to the ToS that the flow was given, as brokers do.`,
 	flags.IntVar(&c.Greedy, "greedy", 0, "`number` of flows that claim a ToS of 255")
 	flags.BoolVar(&c.Bypass, "ack-bypass", false, "let ACKs return without a queue")
 	flags.IntVar(&c.Routers, "routers", 1, "`number` of links in series, 1 to 16")
-	flags.IntVar(&c.Cross, "cross", 0, "`number` of flows that cross the second link only")
+	flags.IntVar(&c.Cross, "cross", 0, "`number` of flows that cross the second link only; twice as many cross the third, and so on")
 	flags.Float64Var(&c.Alpha, "alpha", 0.5, "`gain` of windows by the paper's rules, up to 1")
 	flags.BoolVar(&c.Police, "police", false, "hold each flow to the ToS that the flow was given")
 	return leaf(cmd, func(*cobra.Command) (answer, error) {
