@@ -160,8 +160,8 @@ func (k *metadataWriter) finish() error {
 }
 
 // wait returns nil after all changes before the call are in the file. It returns the error
-// of an attempt that began after the call. Before the restoration, wait returns
-// immediately. It returns ErrDraining if no attempt will follow.
+// of the last attempt if that attempt had these changes. Before the restoration, wait
+// returns immediately. It returns ErrDraining if no attempt will follow.
 func (k *metadataWriter) wait() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -392,7 +392,7 @@ func (t *Topic) movable(channel string) error {
 
 // Recorded returns after the current topics, channels, pauses and contracts are stored
 // durably. Then the caller may acknowledge an order.
-// Error: ErrStorage, if a write of the metadata file has failed since the call.
+// Error: ErrStorage, if the last write of the metadata file with these changes has failed.
 func (s *shared) Recorded() error {
 	if s.metadataWriter == nil {
 		return nil
