@@ -277,11 +277,13 @@ func TestQueueDrainsAfterFlowsJoin(t *testing.T) {
 			s.Queue = 0.8
 		case at == 22:
 			s.Queue = 0.06
+		case at == 25.5:
+			s.Queue = 0.07
 		}
 		r.Series = append(r.Series, s)
 	}
 	got := suddenlyOf([]link.Result{r})
-	want := suddenly{settled: spread{mean: 1}, lowest: spread{mean: 0.9}, before: spread{mean: 0.05}, peak: spread{mean: 0.8}, drained: spread{mean: 2.5}, drains: 1, runs: 1}
+	want := suddenly{settled: spread{mean: 1}, lowest: spread{mean: 0.9}, before: spread{mean: 0.05}, peak: spread{mean: 0.8}, drained: spread{mean: 2.5}, later: spread{mean: 0.07}, drains: 1, runs: 1}
 	testkit.Equal(t, got, want, "0.06 is more than 1.1 times the queue before")
 	testkit.Equal(t, got.drainedText(), "2.50 ± 0.00", "one run, which drained")
 

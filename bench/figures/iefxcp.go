@@ -383,7 +383,8 @@ func iefxcpSudden(w *harness) error {
 		row{Figure: "IEFXCP 6(b)", Quantity: "lowest utilization of 500 ms after 10 s, %", Paper: "high", Simulated: of(func(s suddenly) spread { return s.lowest.times(100) })},
 		row{Figure: "IEFXCP 6(c)", Quantity: "longest queue of 500 ms, 10 to 19.5 s, % of the buffer", Paper: "low and stable", Simulated: of(func(s suddenly) spread { return s.before.times(100) })},
 		row{Figure: "IEFXCP 6(c)", Quantity: "longest queue after 50 joined, % of the buffer", Paper: "a sudden rise", Simulated: of(func(s suddenly) spread { return s.peak.times(100) })},
-		row{Figure: "IEFXCP 6(c)", Quantity: "until the queue of 500 ms is within 1.1 times the longest before, or 1 % of the buffer, s after they joined", Paper: "“drained quickly”", Simulated: listed(allRules, func(r rules) string { return changes[r].drainedText() })},
+		row{Figure: "IEFXCP 6(c)", Quantity: "until the first 500 ms in which the queue is within 1.1 times the longest before, or 1 % of the buffer, s after they joined", Paper: "“drained quickly”", Simulated: listed(allRules, func(r rules) string { return changes[r].drainedText() })},
+		row{Figure: "IEFXCP 6(c)", Quantity: "longest queue of 500 ms, 25 to 40 s, % of the buffer", Paper: "low and stable", Simulated: of(func(s suddenly) spread { return s.later.times(100) })},
 	)
 	return nil
 }
@@ -394,7 +395,8 @@ type suddenly struct {
 	lowest  spread // utilization after 10 s
 	before  spread // longest queue of a sample, 10 to 19.5 s
 	peak    spread // longest queue while the flows are there
-	drained spread // s after the join until a sample's queue is within 1.1 times before, or 1 % of the buffer
+	drained spread // s after the join until the first sample whose queue is within 1.1 times before, or 1 % of the buffer
+	later   spread // longest queue of a sample, 25 to 40 s
 	// drains is how many runs drained while the flows were there. Only these count in drained.
 	drains, runs int
 }
@@ -411,9 +413,9 @@ func (s suddenly) drainedText() string {
 }
 
 func suddenlyOf(results []link.Result) suddenly {
-	var settled, lowest, before, peak, drained []float64
+	var settled, lowest, before, peak, drained, later []float64
 	for _, r := range results {
-		utilization, longestBefore, longest, drainTime := 1.0, 0.0, 0.0, math.NaN()
+		utilization, longestBefore, longest, longestLater, drainTime := 1.0, 0.0, 0.0, 0.0, math.NaN()
 		share, n := 0.0, 0.0
 		for _, s := range r.Series {
 			switch at := s.At.Seconds(); {
@@ -426,6 +428,9 @@ func suddenlyOf(results []link.Result) suddenly {
 				if math.IsNaN(drainTime) && s.Queue < longest && s.Queue <= max(1.1*longestBefore, 0.01) {
 					drainTime = at - 20
 				}
+				if at > 25 {
+					longestLater = max(longestLater, s.Queue)
+				}
 				if at > 35 {
 					share, n = share+s.Throughput[len(s.Throughput)-1], n+1
 				}
@@ -433,12 +438,12 @@ func suddenlyOf(results []link.Result) suddenly {
 			utilization = min(utilization, s.Utilization)
 		}
 		settled = append(settled, share/n/(10*300e6/500))
-		lowest, before, peak = append(lowest, utilization), append(before, longestBefore), append(peak, longest)
+		lowest, before, peak, later = append(lowest, utilization), append(before, longestBefore), append(peak, longest), append(later, longestLater)
 		if !math.IsNaN(drainTime) {
 			drained = append(drained, drainTime)
 		}
 	}
-	return suddenly{spreadOf(settled), spreadOf(lowest), spreadOf(before), spreadOf(peak), spreadOf(drained), len(drained), len(results)}
+	return suddenly{spreadOf(settled), spreadOf(lowest), spreadOf(before), spreadOf(peak), spreadOf(drained), spreadOf(later), len(drained), len(results)}
 }
 
 // iefxcpRouters adds to the paper what it describes and does not simulate: several routers. The
