@@ -1,6 +1,7 @@
 package conn_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -43,12 +46,7 @@ type device struct {
 // "follower" follows server references.
 func startMQTT(change func(*broker.Config, *session.Config), more ...func(*conn.Config)) (n *node, dial func(version byte, id string) *device) {
 	GinkgoHelper()
-	config := mqtt.Config{
-		Session: session.DefaultConfig(), Folder: GinkgoT().TempDir(), Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
-		Publish:       func(context.Context, string, string, *nsq.Will) error { return nil },
-		DeleteChannel: func(context.Context, string, string, bool) error { return nil },
-		ClaimChannel:  func(context.Context, string, string) error { return nil },
-	}
+	config := mqttConfig()
 	n = start(func(b *broker.Config, c *conn.Config) {
 		change(b, &config.Session)
 		server, err := mqtt.New(config, prometheus.NewRegistry())
@@ -79,6 +77,16 @@ func startMQTT(change func(*broker.Config, *session.Config), more ...func(*conn.
 		d.connack, err = packet.ParseConnack(version, d.packet(packet.Connack))
 		Expect(err).NotTo(HaveOccurred())
 		return d
+	}
+}
+
+func mqttConfig() mqtt.Config {
+	GinkgoHelper()
+	return mqtt.Config{
+		Session: session.DefaultConfig(), Folder: GinkgoT().TempDir(), Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
+		Publish:       func(context.Context, string, string, *nsq.Will) error { return nil },
+		DeleteChannel: func(context.Context, string, string, bool) error { return nil },
+		ClaimChannel:  func(context.Context, string, string) error { return nil },
 	}
 }
 
@@ -143,6 +151,49 @@ func (d *device) referredTo(address string) {
 }
 
 var _ = overBoth("MQTT", func() {
+	DescribeTable("refuses a message whose envelope is larger than a message may be", func(fsync, followed bool) {
+		const most = 500
+		var st *broker.Storage
+		if fsync {
+			path := GinkgoT().TempDir()
+			var err error
+			st, err = broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, WriteThrough: true, Fsync: true, Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil))})
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(st.Close)
+		}
+		n, dial := startMQTT(func(b *broker.Config, _ *session.Config) { b.Storage = st }, func(c *conn.Config) {
+			config := mqttConfig()
+			config.RulesFile = filepath.Join(GinkgoT().TempDir(), "rules.toml")
+			Expect(os.WriteFile(config.RulesFile, []byte("[[mqtt]]\nfilter = \"#\"\ntopic = \"t\"\nenvelope = \"cloudevents\"\n"), 0o600)).To(Succeed())
+			var err error
+			c.MQTT, err = mqtt.New(config, prometheus.NewRegistry())
+			Expect(err).NotTo(HaveOccurred())
+			c.Session.Limits.MaxMessageSize = most
+		})
+		d := dial(5, "d")
+		d.publish("a", 1, "small") // from now on the connection knows the topic
+		d.acknowledged(1, 0)
+		out := packet.AppendPublish(nil, 5, "a", 2, bytes.Repeat([]byte{0xff}, most)) // in Base64, longer
+		if followed {
+			out = packet.AppendPublish(out, 5, "a", 3, []byte("small"))
+		}
+		d.send(out)
+		d.acknowledged(2, 0x80)
+		messages := uint64(1)
+		if followed {
+			d.acknowledged(3, 0)
+			messages++
+		}
+		topic, err := n.broker.Topic([]byte("t"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(topic.Stats().Counters.Accepted).To(Equal(messages))
+	},
+		Entry("alone", false, false),
+		Entry("with another message behind it", false, true),
+		Entry("alone, to stable storage", true, false),
+		Entry("with another message behind it, to stable storage", true, true),
+	)
+
 	It("refuses a publish to a full topic with 0x97, and repeats a publish of 3.1.1 until the message fits", func() {
 		n, dial := startMQTT(func(b *broker.Config, _ *session.Config) { b.Capacity = 1 })
 		five, three := dial(5, "five"), dial(4, "three")
