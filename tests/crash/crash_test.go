@@ -33,6 +33,7 @@ type publisher struct {
 	id       uint32
 	accepted uint32 // numbers 0 .. accepted-1 were answered with OK
 	sent     uint32
+	answered func() // called after each OK
 }
 
 func dial(address string) (net.Conn, error) {
@@ -79,6 +80,7 @@ func (p *publisher) run(address string, window int) error {
 				return fmt.Errorf("publisher %d: answer %q", p.id, answer)
 			}
 			p.accepted++
+			p.answered()
 		}
 	}
 }
@@ -129,8 +131,8 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 	}
 }
 
-// crash runs publishers against a broker, ends the broker after a random time, starts it again and
-// returns the channel's deliveries.
+// crash runs publishers against a broker, ends the broker a random time after the first OK, starts it again
+// and returns the channel's deliveries.
 func crash(t *testing.T, end func(*local.Process) error, patience time.Duration, flags ...string) (publishers []*publisher, got [][2]uint32) {
 	t.Helper()
 	rng := testkit.Rand(t)
@@ -141,13 +143,20 @@ func crash(t *testing.T, end func(*local.Process) error, patience time.Duration,
 	testkit.Must(t, err)
 	testkit.Result(sub.Write(wire.AppendSub(nil, "t", "c"))).Must(t)
 	testkit.Result(io.ReadFull(sub, make([]byte, 10))).Must(t)
+	answered := make(chan struct{})
+	first := sync.OnceFunc(func() { close(answered) })
 	var wg sync.WaitGroup
 	for i := range 8 {
-		p := &publisher{id: uint32(i)}
+		p := &publisher{id: uint32(i), answered: first}
 		publishers = append(publishers, p)
 		wg.Go(func() {
 			testkit.NoError(t, p.run(d.TCP, 1+i*3))
 		})
+	}
+	select {
+	case <-answered:
+	case <-time.After(testkit.Hang):
+		t.Fatal("no publish was answered")
 	}
 	timer := time.NewTimer(300*time.Millisecond + time.Duration(rng.IntN(700))*time.Millisecond)
 	<-timer.C
