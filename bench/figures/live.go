@@ -284,7 +284,7 @@ func livePenalty(w *harness) error {
 	w.out.plot(p)
 	w.out.tell(row{
 		Figure: "6(a)" + liveFigure, Quantity: "p99 of 100 publishers over k = 6 brokers", Simulated: ms(last.sim.p99.mean), Live: ms(last.live.p99),
-		Note: fmt.Sprintf("access delays are ten times as long as at full size; k = 1 live: %s", ms(first.live.p99)),
+		Note: fmt.Sprintf("a token takes ten times as long as at full size; k = 1 live: %s", ms(first.live.p99)),
 	})
 	return nil
 }
@@ -428,7 +428,7 @@ func liveMaxMin(w *harness) error {
 	w.out.plot(p)
 	w.out.tell(row{
 		Figure: "8(a), 1/40", Quantity: "p99 on broker 3, 200 publishers: Conc, Max-Min", Simulated: c[0] + ", " + m[0], Live: c[1] + ", " + m[1],
-		Note: "access delays are 40 times as long as at full size",
+		Note: "a token takes 40 times as long as at full size",
 	})
 	return nil
 }
