@@ -168,7 +168,8 @@ func (s *paperScheduler) Arrive(r *schedule.Request) error {
 // Next is one trigger of the paper's main scheduler: the sub-scheduler of the freest
 // resource visits two rounds of classes and one more. The paper's scheduler visits
 // classes until a completion, which interrupts it at any class with equal probability.
-// More rounds make its defects worse.
+// With whole rounds it would always stop at the same class, and the last class would get
+// everything.
 func (s *paperScheduler) Next(func(*schedule.Request, []int) int) (r *schedule.Request, server int, ok bool) {
 	if !slices.ContainsFunc(s.queues, func(q [3][]*visit) bool { return len(q[0])+len(q[1])+len(q[2]) > 0 }) {
 		return nil, -1, false
