@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -24,9 +25,11 @@ type many struct {
 	*localtest.Cluster
 	t        *testing.T
 	admin    srtmv1.AdminServiceClient
+	grants   srtmv1.GrantServiceClient
 	topics   int
 	channels []string
 	sampled  []string // topics that get messages
+	killed   bool     // broker b1
 }
 
 // depths returns the number of waiting messages by broker, topic and channel.
@@ -100,6 +103,10 @@ func (m *many) whole(what string, without, messages int) {
 		depths := m.depths(without)
 		for _, topic := range topics {
 			if topic.State != srtmv1.TopicState_TOPIC_STATE_ACTIVE {
+				if m.killed && strings.Contains(topic.Reason, "srtm share forget b1") {
+					m.killed = false // the reason stays for some seconds
+					m.forget("b1")
+				}
 				return fmt.Sprintf("%s is %v: %s", topic.Spec.Name, topic.State, topic.Reason)
 			}
 			for _, q := range topic.Quotas {
@@ -125,6 +132,14 @@ func (m *many) whole(what string, without, messages int) {
 	})
 }
 
+// forget does what a topic's reason says. On a busy machine the control plane finds the killed broker's ports
+// closed too late for a proof: a process that started meanwhile could use the shares.
+func (m *many) forget(broker string) {
+	m.t.Helper()
+	m.t.Logf("the shares of %s are given up", broker)
+	testkit.Result(m.grants.ForgetBroker(m.t.Context(), &srtmv1.ForgetBrokerRequest{BrokerId: broker})).Must(m.t)
+}
+
 // publish sends a message to each sampled topic, by the brokers in turn.
 func (m *many) publish() {
 	for i, name := range m.sampled {
@@ -147,7 +162,7 @@ func TestManyTopicsThroughRestartDrainAndCrash(t *testing.T) {
 		m.channels = append(m.channels, fmt.Sprint("c", i))
 	}
 	conn := localtest.Dial(t, m.RPC)
-	m.admin = srtmv1.NewAdminServiceClient(conn)
+	m.admin, m.grants = srtmv1.NewAdminServiceClient(conn), srtmv1.NewGrantServiceClient(conn)
 	names := make(chan string)
 	var creators sync.WaitGroup
 	for range 16 {
@@ -213,6 +228,7 @@ func TestManyTopicsThroughRestartDrainAndCrash(t *testing.T) {
 	m.publish()
 	m.whole("messages", -1, 1)
 	testkit.Must(t, m.Brokers[0].Kill())
+	m.killed = true
 	m.wait("move of all topics off a killed broker", func() string {
 		topics, err := m.list(t.Context())
 		for _, topic := range topics {
@@ -226,6 +242,7 @@ func TestManyTopicsThroughRestartDrainAndCrash(t *testing.T) {
 		return ""
 	})
 	m.whole("after that, until all topics are active", 0, -1)
+	m.killed = false
 	m.restart(0)
 	m.whole("return of the killed broker with its messages", -1, 1)
 }
