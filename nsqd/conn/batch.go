@@ -36,7 +36,7 @@ const batchSize = 64
 // Otherwise the caller must publish it alone, which checks what a member of a batch needs no check of.
 func (c *client) joinBatch(t *task, now mono.Time) (joined bool, v verdict) {
 	op := &t.op
-	if op.Kind != session.OpPub && op.Kind != session.OpDpub || c.env.cfg.Auth != nil || len(c.pubs.unsettled) > 0 || c.mqtt.Patient(op) || c.isTooLarge(op) {
+	if op.Kind != session.OpPub && op.Kind != session.OpDpub || c.env.cfg.Auth != nil || len(c.pubs.unsettled) > 0 || c.mqtt.Patient(op) || c.env.isTooLarge(op) {
 		return false, carriedOut
 	}
 	if c.pubs.batch == nil && c.r+t.n == c.w {

@@ -64,7 +64,7 @@ func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 	if err := c.permit(op, now); err != nil {
 		return nil, err
 	}
-	if c.isTooLarge(op) {
+	if c.env.isTooLarge(op) {
 		return nil, wire.NewError(wire.CodeBadMessage, fmt.Sprintf("the envelope of %d bytes is larger than --max-msg-size %d", len(op.Body), c.env.cfg.Session.Limits.MaxMessageSize))
 	}
 	p := c.pubs.message(op, c.arrival(t))
@@ -97,8 +97,8 @@ func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 
 // isTooLarge reports whether an MQTT message's envelope is larger than a message may be. The sessions
 // check the sizes of payloads, and an envelope is larger than its payload.
-func (c *client) isTooLarge(op *session.Op) bool {
-	return op.MQTT != nil && len(op.Body) > c.env.cfg.Session.Limits.MaxMessageSize
+func (e *env) isTooLarge(op *session.Op) bool {
+	return op.MQTT != nil && len(op.Body) > e.cfg.Session.Limits.MaxMessageSize
 }
 
 // arrival returns the arrival time of the command, computed once. Requires: the command is at
