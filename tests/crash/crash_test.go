@@ -33,7 +33,6 @@ type publisher struct {
 	id       uint32
 	accepted uint32 // numbers 0 .. accepted-1 were answered with OK
 	sent     uint32
-	answered func() // called after each OK
 }
 
 func dial(address string) (net.Conn, error) {
@@ -53,8 +52,9 @@ func body(publisher, number uint32) []byte {
 	return binary.BigEndian.AppendUint32(b, number)
 }
 
-// run publishes on one connection until it ends. window bounds the unanswered messages.
-func (p *publisher) run(address string, window int) error {
+// run publishes on one connection until it ends. window bounds the unanswered messages. answered is called
+// after each OK.
+func (p *publisher) run(address string, window int, answered func()) error {
 	nc, err := dial(address)
 	if err != nil {
 		return err
@@ -80,7 +80,7 @@ func (p *publisher) run(address string, window int) error {
 				return fmt.Errorf("publisher %d: answer %q", p.id, answer)
 			}
 			p.accepted++
-			p.answered()
+			answered()
 		}
 	}
 }
@@ -147,10 +147,10 @@ func crash(t *testing.T, end func(*local.Process) error, patience time.Duration,
 	first := sync.OnceFunc(func() { close(answered) })
 	var wg sync.WaitGroup
 	for i := range 8 {
-		p := &publisher{id: uint32(i), answered: first}
+		p := &publisher{id: uint32(i)}
 		publishers = append(publishers, p)
 		wg.Go(func() {
-			testkit.NoError(t, p.run(d.TCP, 1+i*3))
+			testkit.NoError(t, p.run(d.TCP, 1+i*3, first))
 		})
 	}
 	select {
@@ -350,7 +350,7 @@ func TestATornEndCostsItsMessagesAlone(t *testing.T) {
 			testkit.Result(io.ReadFull(sub, make([]byte, 10))).Must(t)
 			p := new(publisher)
 			var wg sync.WaitGroup
-			wg.Go(func() { testkit.NoError(t, p.run(d.TCP, 20)) })
+			wg.Go(func() { testkit.NoError(t, p.run(d.TCP, 20, func() {})) })
 			enough := 500 + rng.IntN(1000)
 			testkit.WaitFor(t, "messages stored", func() bool { return channel(t, d).Depth > enough })
 			testkit.Must(t, d.Kill())
