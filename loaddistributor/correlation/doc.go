@@ -48,7 +48,7 @@
 // The bound and the required part are as above, but a tenth suffices. Windows of 50 to
 // 500 ms give much the same result for the recorded traffic.
 //
-// An earlier design learned from firings alone. That design found few groups of the recorded
+// An earlier design learned from firings alone, and found few groups among the recorded
 // vehicles. Over six brokers the p99 of the delivery latency, summed over two seeds, was
 // 197 ms. With windows the p99 is 67 ms, and without any groups 206 ms.
 //

@@ -33,7 +33,8 @@ func (r receipt) set(op *session.Op) { op.Kind, op.Packet, op.Reply = r.kind, r.
 const batchSize = 64
 
 // joinBatch adds a publish to the batch, if there is a batch or more commands follow in the buffer.
-// Otherwise the caller must publish it alone, which checks what a member of a batch needs no check of.
+// Otherwise the caller must publish it alone. A message that is too large does not join, because only
+// publish refuses it.
 func (c *client) joinBatch(t *task, now mono.Time) (joined bool, v verdict) {
 	op := &t.op
 	if op.Kind != session.OpPub && op.Kind != session.OpDpub || c.env.cfg.Auth != nil || len(c.pubs.unsettled) > 0 || c.mqtt.Patient(op) || c.env.isTooLarge(op) {
