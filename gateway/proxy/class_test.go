@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -144,11 +143,9 @@ func TestFaultyServers(t *testing.T) {
 		w.Header().Set("Endpoint-Load-Metrics", "TEXT request_cost.time=1e300, utilization.time=0, named_metrics.inflight=1e300")
 		panic(http.ErrAbortHandler)
 	})
-	dead := httptest.NewServer(nil)
-	dead.Close()
 	for _, kind := range []balance.Kind{balance.JBQ, balance.Busy, balance.RoundRobin} {
 		text := "[[class]]\nname = \"c\"\nwait = \"10m\"\n"
-		for _, url := range []string{good, fast, half, overclaiming, dead.URL} {
+		for _, url := range []string{good, fast, half, overclaiming, closedAt(t)} {
 			text += fmt.Sprintf("[[server]]\nurl = %q\n", url)
 		}
 		g := serve(t, text, func(c *Config) { c.Balance = kind })

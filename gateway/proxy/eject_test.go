@@ -73,9 +73,7 @@ func TestCausesOfFailuresAreLogged(t *testing.T) {
 			c.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 		})
 	}
-	refused := testkit.Listen(t)
-	refusedURL := "http://" + refused.Addr().String()
-	testkit.Must(t, refused.Close())
+	refusedURL := closedAt(t)
 	answers := func(text string) string {
 		return rawServer(t, func(c net.Conn, r *bufio.Reader) {
 			if readHead(r) != "" {

@@ -17,9 +17,7 @@ import (
 
 // closedAt returns the URL of a server that refuses connections.
 func closedAt(t *testing.T) string {
-	s := httptest.NewServer(nil)
-	s.Close()
-	return s.URL
+	return "http://" + testkit.Address(t)
 }
 
 // several is a policy of several servers. Each request costs 10 of 100 percent.

@@ -252,12 +252,7 @@ func TestTranscriptOfNSQLookupd(t *testing.T) {
 	if path == "" {
 		t.Skipf("no %s: the transcript is compared with that of an earlier run only", envNSQLookupd)
 	}
-	var reference target
-	for _, address := range []*string{&reference.tcp, &reference.http} {
-		ln := testkit.Listen(t)
-		*address = ln.Addr().String()
-		ln.Close()
-	}
+	reference := target{tcp: testkit.Address(t), http: testkit.Address(t)}
 	cmd := exec.Command(path, "-tcp-address="+reference.tcp, "-http-address="+reference.http)
 	cmd.Dir = t.TempDir()
 	testkit.Must(t, cmd.Start())

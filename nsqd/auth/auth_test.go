@@ -212,9 +212,7 @@ func TestTheQuestion(t *testing.T) {
 
 func TestServersTakeTurnsAndStandIn(t *testing.T) {
 	a, b := serve(t, httptest.NewServer, text(200, all)), serve(t, httptest.NewServer, text(200, all))
-	down := testkit.Listen(t)
-	down.Close()
-	s := servers(t, config(a.URL, down.Addr().String(), b.URL))
+	s := servers(t, config(a.URL, testkit.Address(t), b.URL))
 	for range 30 {
 		testkit.Result(s.Ask(t.Context(), query)).Must(t)
 	}
