@@ -198,7 +198,7 @@ chaos-replicated: ## brokers, brokers with their disks, and servers of NATS kill
 	SRTM_CHAOS=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=24h -v -run='^TestChaosLosesNoAcknowledgedMessage$$' ./tests/replicated
 
 # A commit that is no release is before it: 0.2.0~123.gabc1234.
-PACKAGE_VERSION = $(shell release=$$(sed -n 's/^const Release = "\(.*\)"/\1/p' internal/obs/version.go); \
+PACKAGE_VERSION = $(shell release=$$(sed -n 's/^const Release = "\(.*\)"/\1/p' internal/program/version.go); \
 	git describe --exact-match --match "v$$release" HEAD >/dev/null 2>&1 && echo $$release || \
 	echo "$$release~$$(git rev-list --count HEAD 2>/dev/null || echo 0).g$$(git rev-parse --short HEAD 2>/dev/null || echo 0)")
 
@@ -221,7 +221,7 @@ release-packages: ## the .deb and .rpm for amd64 and arm64, into build/packages
 GORELEASER = $(GO) run github.com/goreleaser/goreleaser/v2@v2.16.0
 
 release-notes: ## print the section of CHANGELOG.md about the release
-	@awk -v release="$$(sed -n 's/^const Release = "\(.*\)"/\1/p' internal/obs/version.go)" \
+	@awk -v release="$$(sed -n 's/^const Release = "\(.*\)"/\1/p' internal/program/version.go)" \
 		'/^## / { on = $$2 == release; next } on' CHANGELOG.md
 
 release-check: ## check .goreleaser.yaml with goreleaser

@@ -24,7 +24,7 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/api/srtm/envoy"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -43,7 +43,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 		"--role=both", "--udp-loops=0", "--max-keys=-1", "--checkpoint=1h", "--poll=0", "--default-reply=maybe", "--full-reply=never",
 		"--database=mysql://x", "--mac-key-file=/nowhere", "--udp-address=192.0.2.1:4193", "--http-address=192.0.2.1:80", "--attempts=0", "--log-format=xml",
 	})
-	if !errors.As(err, new(lifecycle.UsageError)) {
+	if !errors.As(err, new(program.UsageError)) {
 		t.Fatalf("got %v", err)
 	}
 	for _, part := range []string{"--role", "--udp-loops", "--max-keys", "--checkpoint", "--poll", "--default-reply", "--full-reply", "--database", "--mac-key-file", "--http-address 192.0.2.1:80 is beyond loopback", "--attempts", "xml"} {

@@ -31,6 +31,7 @@ import (
 	"github.com/srtm-io/srtm/bench/scaling"
 	"github.com/srtm-io/srtm/bench/stamps"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 // run executes a scenario. args follow the scenario's name.
@@ -56,7 +57,7 @@ var scenarios = []struct {
 func main() {
 	// A bare server handles no signals, so a signal ends it at once.
 	if len(os.Args) > 1 && os.Args[1] == decide.BareCommand {
-		lifecycle.PrintError(os.Stderr, "bench", decide.Serve(os.Args[2:]))
+		program.PrintError(os.Stderr, "bench", decide.Serve(os.Args[2:]))
 		os.Exit(1)
 	}
 	os.Exit(lifecycle.Main("bench", func(ctx context.Context) error { return start(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
@@ -78,7 +79,7 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return s.run(ctx, args[1:], stdout, stderr)
 		}
 	}
-	return lifecycle.UsageError{Err: fmt.Errorf("no scenario %q; bench --help lists them", name)}
+	return program.UsageError{Err: fmt.Errorf("no scenario %q; bench --help lists them", name)}
 }
 
 func usage() string {

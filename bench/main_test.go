@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -27,7 +27,7 @@ func TestEachScenarioListsItsFlags(t *testing.T) {
 			t.Errorf("--help does not list %s:\n%s", s.name, &all)
 		}
 		err := start(t.Context(), []string{s.name, "--nonsense"}, &out, &out)
-		if _, usage := errors.AsType[lifecycle.UsageError](err); !usage {
+		if _, usage := errors.AsType[program.UsageError](err); !usage {
 			t.Errorf("%s --nonsense: %v, want an error of usage", s.name, err)
 		}
 	}
@@ -37,7 +37,7 @@ func TestAWrongScenarioIsAnErrorOfUsage(t *testing.T) {
 	for _, args := range [][]string{nil, {"peers"}} {
 		var out bytes.Buffer
 		err := start(t.Context(), args, &out, &out)
-		if _, usage := errors.AsType[lifecycle.UsageError](err); !usage || out.Len() > 0 {
+		if _, usage := errors.AsType[program.UsageError](err); !usage || out.Len() > 0 {
 			t.Errorf("%q: %v", args, err)
 		}
 	}

@@ -33,6 +33,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
@@ -274,7 +275,7 @@ func (c *Console) page(show viewer) http.HandlerFunc {
 
 // show writes a page.
 func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, v view) {
-	f := frame{view: v, User: userOf(r.Context()), Path: strings.TrimPrefix(r.URL.RequestURI(), "/ui"), Cluster: c.cfg.API != nil, Version: obs.Version()}
+	f := frame{view: v, User: userOf(r.Context()), Path: strings.TrimPrefix(r.URL.RequestURI(), "/ui"), Cluster: c.cfg.API != nil, Version: program.Version()}
 	var err error
 	if c.templates.Lookup(v.Template+"-live") != nil {
 		f.Live, err = c.render(v.Template+"-live", f)

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -71,9 +72,9 @@ func (f *fake) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1
 }
 
 func (f *fake) topic(name string) *srtmv1.Topic {
-	l := obs.NewLatency()
+	l := histogram.NewLatency()
 	l.RecordMany(3*time.Millisecond, 100)
-	stats := &srtmv1.TopicStats{Interval: durationpb.New(10 * time.Second), Offered: 1000, Released: 1000, Delivered: 990, Access: l.Proto(), Processing: l.Proto(), Delivery: l.Proto()}
+	stats := &srtmv1.TopicStats{Interval: durationpb.New(10 * time.Second), Offered: 1000, Released: 1000, Delivered: 990, Access: obs.LatencyProto(l), Processing: obs.LatencyProto(l), Delivery: obs.LatencyProto(l)}
 	met := true
 	return &srtmv1.Topic{
 		Spec: &srtmv1.TopicSpec{

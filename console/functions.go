@@ -13,7 +13,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/console/why"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/topics"
 )
@@ -31,7 +31,7 @@ var functions = template.FuncMap{
 	"balance":    balance,
 	"ms":         func(v float32) string { return why.Duration(time.Duration(float64(v) * 1e6)) },
 	"duration":   why.Duration,
-	"p99": func(l *obs.Latency) string {
+	"p99": func(l *histogram.Latency) string {
 		if l.Count() == 0 {
 			return "–"
 		}

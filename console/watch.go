@@ -18,7 +18,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/console/history"
 	"github.com/srtm-io/srtm/console/why"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
@@ -382,7 +382,7 @@ func sampleOf(now time.Time, s *srtmv1.TopicStatus) history.Sample {
 		sample.Refused += float32(topics.PerSecond(w.GetRefused(), w))
 	}
 	l := why.LatenciesOf(s.GetPooled())
-	for i, latency := range [history.Parts]*obs.Latency{history.Access: l.Access, history.Broker: l.Broker, history.Consumer: l.Consumer, history.Delivery: l.Delivery} {
+	for i, latency := range [history.Parts]*histogram.Latency{history.Access: l.Access, history.Broker: l.Broker, history.Consumer: l.Consumer, history.Delivery: l.Delivery} {
 		ms := func(q float64) float32 { return float32(latency.Quantile(q).Seconds() * 1000) }
 		sample.Delays[i] = history.Delay{P50: ms(0.5), P99: ms(0.99), P999: ms(0.999)}
 	}

@@ -19,9 +19,9 @@ import (
 	"github.com/srtm-io/srtm/gateway/profile"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/plural"
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 // command runs the gateway, or the subcommand that the first argument names.
@@ -47,7 +47,7 @@ func command(ctx context.Context, args []string) error {
 	commands := map[string]func() *daemon.Program{"check": o.check, "explain": o.explain, "profile": o.profile, "monitor": o.monitor}
 	command := commands[args[0]]
 	if command == nil {
-		return lifecycle.UsageError{Err: fmt.Errorf("%q: want check, explain, profile or monitor, or flags alone%s",
+		return program.UsageError{Err: fmt.Errorf("%q: want check, explain, profile or monitor, or flags alone%s",
 			args[0], faults.Hint("", args[0], slices.Collect(maps.Keys(commands))))}
 	}
 	p = command()

@@ -22,6 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 func main() {
@@ -84,7 +85,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		return lifecycle.ServeWithin(p.Listener(web, o.guard), p.Server(o.maxHeader), p.Drain)(ctx)
 	})
 	logWarnings(log, config.Policy)
-	log.Info("gateway is up", obs.KeyVersion, obs.Version(), "http", web.Addr().String(), "admin", admin.String(),
+	log.Info("gateway is up", obs.KeyVersion, program.Version(), "http", web.Addr().String(), "admin", admin.String(),
 		"classes", len(config.Policy.Classes), "servers", len(config.Policy.Servers))
 	err = group.Run(ctx)
 	log.Info("gateway is down")

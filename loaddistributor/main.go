@@ -25,6 +25,7 @@ import (
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/lookup"
@@ -42,7 +43,7 @@ func (o *options) program() *daemon.Program {
 		Examples: `  loaddistributor --data-path=/var/lib/loaddistributor
   loaddistributor --store=etcd --etcd-endpoint=http://10.0.0.7:2379 \
     --advertise-address=10.0.0.5:4170`,
-		Banner: obs.Banner("nsqlookupd"), Groups: o.groups(), Validate: o.validate, Run: o.run,
+		Banner: program.Banner("nsqlookupd"), Groups: o.groups(), Validate: o.validate, Run: o.run,
 		First: []string{
 			"grpc-address", "http-address", "tcp-address", "store", "data-path", "etcd-endpoint", "advertise-address", "evacuate-after", "fitting",
 			"rebalance", "tbadaptor-address", "tls-cert", "tls-key", "token-file", "config",
@@ -61,7 +62,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	}
 	data, err := o.openStore(ctx, log)
 	if err != nil {
-		return lifecycle.UsageError{Err: err}
+		return program.UsageError{Err: err}
 	}
 	o.addresses.Kept = lifecycle.Listeners{} // shared by successive roles
 	err = alternate(ctx, o, log, data, func(ctx context.Context, r role) error { return o.serve(ctx, log, r) })
@@ -90,7 +91,7 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, r role) error {
 	if o.tbadaptorAddress != "" {
 		conn, err := dial(o.tbadaptorAddress, o.adaptorOptions)
 		if err != nil {
-			return lifecycle.UsageError{Err: fmt.Errorf("--tbadaptor-address: %w", err)}
+			return program.UsageError{Err: fmt.Errorf("--tbadaptor-address: %w", err)}
 		}
 		defer conn.Close()
 		shares, remote = conn, srtmv1.NewGrantServiceClient(conn)
@@ -149,7 +150,7 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, r role) error {
 			node.Self.TCPPort = port(nodes)
 		}
 		directory := lookup.NewDirectory(control.View(), node)
-		lookup.Mount(s.Mux, directory, obs.NSQ, s.Metrics)
+		lookup.Mount(s.Mux, directory, program.NSQ, s.Metrics)
 		lookup.MountPublisher(s.Mux, control.View())
 		obs.Mount(s.Mux, s.Metrics, func() any { return state(control, embedded) }, func() error {
 			if informed, _ := control.View().Informed(); !informed {
@@ -194,7 +195,7 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, r role) error {
 			s.Group.Add("store", func(ctx context.Context) error { return r.store.Follow(ctx, control) })
 		}
 		// The log lines have the format of NSQ's nsqlookupd.
-		log.Info(obs.Banner("nsqlookupd"))
+		log.Info(program.Banner("nsqlookupd"))
 		log.Info("HTTP: listening on " + s.WebListener.Addr().String())
 		log.Info("GRPC: listening on " + s.RPCListener.Addr().String())
 		tcp := "none"

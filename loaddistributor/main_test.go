@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
@@ -59,7 +59,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 		"--evacuate-after=-1s", "--consumer-wait=-1s", "--tombstone-lifetime=0", "--max-auto-topics=0", "--max-auto-tenant-topics=0",
 		"--rebalance-after=0", "--rebalance-cooldown=0", "--rebalance-step=2", "--rebalance-capture=-1s", "--flex-lease=-1s",
 	})
-	if !errors.As(err, new(lifecycle.UsageError)) {
+	if !errors.As(err, new(program.UsageError)) {
 		t.Fatalf("got %v", err)
 	}
 	for _, part := range []string{

@@ -24,7 +24,7 @@ import (
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -326,7 +326,7 @@ func (o *options) registryConfig() registry.Config {
 	return registry.Config{
 		MaxNodes:      bounded.Part(bounded.Descriptors(), 4, registry.DefaultMaxNodes),
 		InactiveAfter: o.inactiveProducer, TombstoneFor: o.tombstoneLifetime,
-		Self: registry.Node{BroadcastAddress: o.broadcastAddress, Hostname: o.hostname, Version: obs.NSQ},
+		Self: registry.Node{BroadcastAddress: o.broadcastAddress, Hostname: o.hostname, Version: program.NSQ},
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsqd/agent"
@@ -120,7 +121,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	}
 	if opts.servesMQTT() {
 		if opts.conn.MQTT, err = mqtt.New(d.mqttConfig(), registry); err != nil {
-			return nil, lifecycle.UsageError{Err: err}
+			return nil, program.UsageError{Err: err}
 		}
 		secure.OnReadAgain(opts.conn.MQTT.Reload)
 		d.group.Add("mqtt sessions", opts.conn.MQTT.Run)
@@ -136,11 +137,11 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		opts.conn.Forward.SetBroker(node.BrokerID, advertised(node.BroadcastAddress, d.listeners.tcp, node.BroadcastTCPPort))
 	}
 	if d.announcer, err = lookupd.New(d.lookupdConfig(node), opts.lookupds); err != nil {
-		return nil, lifecycle.UsageError{Err: err}
+		return nil, program.UsageError{Err: err}
 	}
 	for topic := range config.Presets {
 		if _, err := d.broker.CreateTopic(topic); err != nil {
-			return nil, lifecycle.UsageError{Err: fmt.Errorf("--topic-limit: %w", err)}
+			return nil, program.UsageError{Err: fmt.Errorf("--topic-limit: %w", err)}
 		}
 	}
 	if err := d.broker.Restore(); err != nil {
@@ -201,7 +202,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		}
 		membership.Store, membership.Fresh, membership.Log, membership.Metrics = bases, bases.Fresh(), log, registry
 		if d.control, err = agent.New(membership, d.broker.Node()); err != nil {
-			return nil, lifecycle.UsageError{Err: err}
+			return nil, program.UsageError{Err: err}
 		}
 		api.Agent = func() any { return d.control.State() }
 		api.Control = d.control.Health
@@ -267,7 +268,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		push.Topics, push.Log = d.stats, log
 		pusher, err := statsd.New(push)
 		if err != nil {
-			return nil, lifecycle.UsageError{Err: err}
+			return nil, program.UsageError{Err: err}
 		}
 		d.group.Add("statsd", pusher.Run)
 	}
@@ -369,9 +370,9 @@ func (d *nsqd) lookupdConfig(n httpapi.Node) lookupd.Config {
 
 // run serves until ctx ends. Then run drains.
 func (d *nsqd) run(ctx context.Context) error {
-	d.log.Info(obs.Banner("nsqd"))
+	d.log.Info(program.Banner("nsqd"))
 	d.listeners.log(d.log)
-	d.log.Info("nsqd is up", "version", obs.Version(), "tcp", name(d.listeners.tcp), "http", name(d.listeners.http), "https", name(d.listeners.https), "admin", name(d.listeners.admin), "managed", d.opts.managed())
+	d.log.Info("nsqd is up", "version", program.Version(), "tcp", name(d.listeners.tcp), "http", name(d.listeners.http), "https", name(d.listeners.https), "admin", name(d.listeners.admin), "managed", d.opts.managed())
 	d.log.Info("limits", "connections", d.opts.conn.MaxConnections, "http_connections", d.opts.addresses.maxHTTP, "topics", d.opts.broker.MaxTopics,
 		"topic_channels", d.opts.broker.MaxTopicChannels, "channels", d.opts.broker.MaxChannels, "message_bytes", d.opts.broker.MaxMemory)
 	err := d.group.Run(ctx)

@@ -21,7 +21,7 @@ import (
 
 	nsq "github.com/nsqio/go-nsq"
 
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -435,7 +435,7 @@ func TestTopicsAreAnnounced(t *testing.T) {
 		HTTP    int `json:"http_port"`
 		Version string
 	}
-	if err := json.Unmarshal([]byte(body), &info); err != nil || info.TCP != port(d.listeners.tcp) || info.HTTP != port(d.listeners.http) || info.Version != obs.NSQ {
+	if err := json.Unmarshal([]byte(body), &info); err != nil || info.TCP != port(d.listeners.tcp) || info.HTTP != port(d.listeners.http) || info.Version != program.NSQ {
 		t.Errorf("%s %v", body, err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsq/session"
@@ -81,7 +81,7 @@ func (o *options) program() *daemon.Program {
 		Examples: `  nsqd --data-path=/var/lib/nsqd
   nsqd --data-path=/var/lib/nsqd --topic-limit=orders:100:20
   nsqd --data-path=/var/lib/nsqd --loaddistributor-address=ld.example.com:4170`,
-		Banner: obs.Banner("nsqd"), Groups: o.groups(), Validate: o.validate, Run: o.run,
+		Banner: program.Banner("nsqd"), Groups: o.groups(), Validate: o.validate, Run: o.run,
 		First: []string{
 			"tcp-address", "http-address", "broadcast-address", "loaddistributor-address", "broker-id", "mcap", "lookupd-tcp-address", "topic-limit",
 			"data-path", "durability", "mem-queue-size", "max-msg-size", "tls-cert", "tls-key", "config",
@@ -257,7 +257,7 @@ func (o *options) validate() error {
 	s.TLSRequired = s.TLS && o.tls.required != tlsOptional
 	s.AuthRequired = o.authServers != nil
 	s.Forwarded = o.forwards()
-	s.Version, s.Limits.Pace = obs.NSQ, o.broker.Pacing != broker.PaceOff
+	s.Version, s.Limits.Pace = program.NSQ, o.broker.Pacing != broker.PaceOff
 	errs.Add(s.Validate())
 	if o.topologyAware {
 		o.conn.Region, o.conn.Zone = o.region, o.zone
@@ -331,8 +331,8 @@ func (o *options) forwards() bool { return o.managed() && o.forward == forwardOn
 // node returns the description of this process, once the process listens. web may be nil.
 func (o *options) node(tcp, web net.Addr) httpapi.Node {
 	n := httpapi.Node{
-		Version:          obs.NSQ,
-		Release:          obs.Version(),
+		Version:          program.NSQ,
+		Release:          program.Version(),
 		BroadcastAddress: cmp.Or(o.addresses.broadcast, hostname()),
 		Hostname:         hostname(),
 		TCPPort:          conn.Port(tcp),

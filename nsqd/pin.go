@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/kernel/hook"
 )
 
@@ -14,7 +14,7 @@ import (
 func (o *options) pin() error {
 	uid, gid, err := owner(o.pinFor)
 	if err != nil {
-		return lifecycle.UsageError{Err: fmt.Errorf("--pin-arrival-stamps: %w", err)}
+		return program.UsageError{Err: fmt.Errorf("--pin-arrival-stamps: %w", err)}
 	}
 	return hook.Pin(o.hook.PinDir, uid, gid, hook.Config{MaxConns: o.hook.MaxConns})
 }

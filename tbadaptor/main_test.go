@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -26,7 +26,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 	err := new(options).program().Execute(t.Context(), []string{
 		"--period=-1s", "--window=0", "--ack-timeout=-1s", "--flex-lease=2h", "--session-lease=1h", "--clock-bound=-1s", "--presume-dead-after=1m", "--flex-percent=101", "--log-format=xml",
 	})
-	if !errors.As(err, new(lifecycle.UsageError)) {
+	if !errors.As(err, new(program.UsageError)) {
 		t.Fatalf("got %v", err)
 	}
 	for _, part := range []string{

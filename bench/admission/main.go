@@ -19,7 +19,7 @@ import (
 
 	"github.com/srtm-io/srtm/bench/decide"
 	"github.com/srtm-io/srtm/bench/host"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 // columns are the columns of the table.
@@ -172,7 +172,7 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	fmt.Fprintf(out, `%s, %d CPUs; %d rounds of %v in turn, medians; %s requests/s over UDP and to Redis, %.0f/s over HTTP.
 All are asked by one schedule, from which latencies count: over %d sockets or connections with one request at a time (HTTP: 16), or pipelined over one, each request a write of its own. CPU is the server process's until the last answer. Redis keeps nothing on disk; admission looks each second for what to save, which is nothing, since these keys are full again.
 
-`, obs.Version(), runtime.NumCPU(), *rounds, *length, offered, *httpRate, *connections)
+`, program.Version(), runtime.NumCPU(), *rounds, *length, offered, *httpRate, *connections)
 	columns.Write(out, subjects, got)
 	host.Judge(out, "ratio", got, goals)
 	return nil

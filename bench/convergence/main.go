@@ -37,7 +37,7 @@ import (
 
 	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -75,7 +75,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := c.binaries(); err != nil {
 		return err
 	}
-	r := Report{Version: obs.Version(), CPUs: runtime.NumCPU(), Args: c.args}
+	r := Report{Version: program.Version(), CPUs: runtime.NumCPU(), Args: c.args}
 	var failed []error // a row that fails, such as a fit without an end, does not end the others
 	for _, group := range c.rows {
 		for _, mode := range c.modes {

@@ -23,13 +23,13 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/histogram"
 )
 
 // Result is the result of a run.
 type Result struct {
 	Sent, Answered int64
-	Latency        *obs.Latency
+	Latency        *histogram.Latency
 	CPU            time.Duration // of the server's process and its children, per answer
 	RSS            int64         // bytes, at the end; 0 for a bare server
 }
@@ -160,7 +160,7 @@ func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 			return r, err
 		}
 	}
-	r.Latency = obs.NewLatency()
+	r.Latency = histogram.NewLatency()
 	n := int64(l.Rate * l.Length.Seconds())
 	waiting := make(chan int64, n) // room for all requests
 	before, start := s.CPU(), time.Now()

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
@@ -145,7 +145,7 @@ func TestUsage(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		err := Run(t.Context(), []string{args}, &out, &out)
-		if _, usage := errors.AsType[lifecycle.UsageError](err); !usage || !strings.Contains(err.Error(), want) {
+		if _, usage := errors.AsType[program.UsageError](err); !usage || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/bench/decide"
 	"github.com/srtm-io/srtm/bench/host"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/histogram"
 )
 
 // Figures of the Janus paper, the basis of admission.
@@ -34,7 +34,7 @@ func (w *harness) admission(rules []*srtmv1.AdmissionRule, flags ...string) (udp
 }
 
 // tails formats quantiles in a unit.
-func tails(of *obs.Latency, unit time.Duration, format string, quantiles ...float64) string {
+func tails(of *histogram.Latency, unit time.Duration, format string, quantiles ...float64) string {
 	text := make([]string, len(quantiles))
 	for i, q := range quantiles {
 		text[i] = fmt.Sprintf(format, float64(of.Quantile(q))/float64(unit))
@@ -207,7 +207,7 @@ func (w *harness) round(routers, servers []*decide.Server, rate float64, length 
 	if err := all.Wait(); err != nil {
 		return d, err
 	}
-	d.servers, d.took, d.Latency = cpu()-before, time.Since(start).Seconds(), obs.NewLatency()
+	d.servers, d.took, d.Latency = cpu()-before, time.Since(start).Seconds(), histogram.NewLatency()
 	for _, r := range results {
 		d.Answered += r.Answered
 		d.CPU += r.CPU / time.Duration(len(results))
@@ -328,13 +328,13 @@ func janusApplication(w *harness) error {
 
 	names := []string{"", "known", "unknown"} // without QoS, then one per rule
 	var admitted [3][length + 2]int
-	served, refused := [3]*obs.Latency{}, [3]*obs.Latency{}
+	served, refused := [3]*histogram.Latency{}, [3]*histogram.Latency{}
 	var mu sync.Mutex // guards admitted, served and refused
 	var asking sync.WaitGroup
 	browser := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	defer browser.CloseIdleConnections()
 	for k := range names {
-		served[k], refused[k] = obs.NewLatency(), obs.NewLatency()
+		served[k], refused[k] = histogram.NewLatency(), histogram.NewLatency()
 	}
 	start := time.Now()
 	for i := range rate * length {
@@ -376,7 +376,7 @@ func janusApplication(w *harness) error {
 		}
 		p.add(s, admitted[1][s], admitted[2][s])
 	}
-	tails := func(of *obs.Latency) string { return tails(of, time.Millisecond, "%.1f", .9, .99, .999) }
+	tails := func(of *histogram.Latency) string { return tails(of, time.Millisecond, "%.1f", .9, .99, .999) }
 	w.out.plot(p)
 	w.out.tell(
 		row{Figure: "Janus 13(a)", Quantity: "served once the bucket is empty, rules (100, 1000) and (10, 100)", Paper: "100/s, 10/s", Live: fmt.Sprintf("%.1f/s, %.1f/s", float64(last[1])/10, float64(last[2])/10), Note: "mean of the last 10 s of 60"},

@@ -18,10 +18,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
@@ -86,9 +86,9 @@ func (w *harness) serve(handler http.Handler) (at string, stop func(), err error
 	return ln.Addr().String(), func() { end(); <-done }, nil
 }
 
-// program runs one of our programs to the end, and returns its output, even after a
+// output runs one of our programs to the end, and returns its output, even after a
 // failure.
-func program(ctx context.Context, path string, args ...string) ([]byte, error) {
+func output(ctx context.Context, path string, args ...string) ([]byte, error) {
 	var out bytes.Buffer
 	p, err := local.Start(path, args, local.Options{Stdout: &out, Within: 10 * time.Second})
 	if err != nil {
@@ -140,7 +140,7 @@ func (w *harness) runUp(o load.Options, all int, mcap, b int64) (*up.Report, err
 	}
 	ctx, cancel := context.WithTimeout(w, liveLimit)
 	defer cancel()
-	out, err := program(ctx, path, append([]string{
+	out, err := output(ctx, path, append([]string{
 		"up", "--output=json", "--calibration=0s", "--slo=" + time.Duration(sloMs*float64(time.Millisecond)).String(), "--brokers=" + strconv.Itoa(all), "--duration=" + (2 * livePhase).String(),
 		"--mcap=" + strconv.FormatInt(mcap, 10), "--burst=" + strconv.FormatInt(b, 10),
 	}, o.Args()...)...)
@@ -202,7 +202,7 @@ func (w *harness) replay(o load.Options, r *up.Report, policy string, k int) (*o
 			return nil, err
 		}
 		where, shares := scenario.Layout(plan, snapshot, len(l.Sources))
-		delivery, waits := obs.NewLatency(), obs.NewLatency()
+		delivery, waits := histogram.NewLatency(), histogram.NewLatency()
 		cluster, err := engine.New(slices.Repeat([]engine.Model{model}, k), []engine.Topic{{
 			Stream: schedule.Until(l.Stream(), livePhase), Where: where, Limited: true, Shares: shares,
 		}}, w.seed+uint64(i), func(d engine.Delivery) {
@@ -476,7 +476,7 @@ func (w *harness) standalone(b *scenario.Built) (reports []report.Report, err er
 	var all sync.WaitGroup
 	for i, args := range fleets {
 		all.Go(func() {
-			out, err := program(ctx, iotpub, args...)
+			out, err := output(ctx, iotpub, args...)
 			if err == nil {
 				err = json.Unmarshal(out, &reports[i])
 			}

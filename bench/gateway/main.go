@@ -19,7 +19,7 @@ import (
 
 	"github.com/srtm-io/srtm/bench/decide"
 	"github.com/srtm-io/srtm/bench/host"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 // options holds the flags.
@@ -49,7 +49,7 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	if o.bin, err = filepath.Abs(o.bin); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s, %d CPUs, open loop; medians of rounds in turn.\n", obs.Version(), runtime.NumCPU())
+	fmt.Fprintf(out, "%s, %d CPUs, open loop; medians of rounds in turn.\n", program.Version(), runtime.NumCPU())
 	if strings.Contains(*parts, "cost") {
 		err = o.cost(ctx)
 	}

@@ -18,8 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 // Parse parses flags. With --help, Parse prints the usage to help and returns flag.ErrHelp.
@@ -42,14 +41,14 @@ func Usage(err error) error {
 	if errors.Is(err, flag.ErrHelp) {
 		return nil
 	}
-	return lifecycle.UsageError{Err: err}
+	return program.UsageError{Err: err}
 }
 
 // Commit returns the commit of the working tree, or the version without a working tree.
 func Commit(ctx context.Context) string {
 	text, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12").Output()
 	if err != nil {
-		return obs.Version()
+		return program.Version()
 	}
 	return strings.TrimSpace(string(text))
 }

@@ -23,8 +23,8 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
@@ -116,7 +116,7 @@ func (b *bench) addRow(title, format string, args ...any) {
 
 // create creates topics until there are upTo.
 func (b *bench) create(ctx context.Context, upTo int) error {
-	first, start, latency := b.created, time.Now(), obs.NewLatency()
+	first, start, latency := b.created, time.Now(), histogram.NewLatency()
 	before, err := b.process(ctx, b.cluster.Lookup)
 	if err != nil {
 		return err
@@ -189,7 +189,7 @@ func (b *bench) rest(ctx context.Context) error {
 		return err
 	}
 	percent := 100 / time.Since(start).Seconds()
-	latency := obs.NewLatency()
+	latency := histogram.NewLatency()
 	start = time.Now()
 	for i := range int(b.idle.Seconds() * callRate) {
 		due := start.Add(time.Duration(i) * time.Second / callRate)
@@ -227,7 +227,7 @@ func (b *bench) large(ctx context.Context) error {
 			target = broker.Id
 		}
 	}
-	latency := obs.NewLatency()
+	latency := histogram.NewLatency()
 	const moves = 20
 	for i := range moves {
 		start := time.Now()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/internal/topics"
@@ -31,14 +32,14 @@ type Verdict struct {
 }
 
 // Latencies holds the parts of a delay. An unreadable histogram counts as empty.
-type Latencies struct{ Access, Broker, Consumer, Delivery *obs.Latency }
+type Latencies struct{ Access, Broker, Consumer, Delivery *histogram.Latency }
 
 // LatenciesOf returns the latencies of a topic's or a broker's statistics.
 func LatenciesOf(s *srtmv1.TopicStats) Latencies {
-	latency := func(h *srtmv1.Histogram) *obs.Latency {
+	latency := func(h *srtmv1.Histogram) *histogram.Latency {
 		l, err := obs.LatencyFromProto(h)
 		if err != nil {
-			return obs.NewLatency()
+			return histogram.NewLatency()
 		}
 		return l
 	}

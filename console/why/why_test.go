@@ -8,14 +8,15 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func of(d time.Duration) *srtmv1.Histogram {
-	l := obs.NewLatency()
+	l := histogram.NewLatency()
 	l.RecordMany(d, 1000)
-	return l.Proto()
+	return obs.LatencyProto(l)
 }
 
 func topic(met *bool, fraction float64, access, broker, consumer time.Duration) *srtmv1.Topic {

@@ -20,6 +20,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/schedule"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/container"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 )
@@ -106,8 +107,8 @@ type counts struct {
 	Denied uint64 `json:"refused_admission"`
 	Left   uint64 `json:"left"` // clients that left the queue before their turn
 
-	waits  *obs.Latency // queue times of sent requests
-	ticked uint64       // Sent at the last tick
+	waits  *histogram.Latency // queue times of sent requests
+	ticked uint64             // Sent at the last tick
 	rate   float64
 }
 
@@ -164,7 +165,7 @@ func (d *dispatcher) prepare(changed *policy.Policy, known int) (*next, error) {
 	config := schedule.Config{Resources: len(n.cost.Resources()), Mode: mode, Servers: max(known+len(changed.Servers), 1), Measured: n.cost.Measured()}
 	for i, c := range changed.Classes {
 		config.Classes = append(config.Classes, schedule.Class{Name: c.Name, Weight: float64(c.Weight), Queue: c.Queue, QueueBytes: c.QueueBytes})
-		n.classes = append(n.classes, counts{waits: obs.NewLatency()})
+		n.classes = append(n.classes, counts{waits: histogram.NewLatency()})
 		n.byName[c.Name] = i
 	}
 	if n.schedule, err = schedule.New(config); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/gateway/schedule"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
 )
 
 // Status is the answer of /status. Tools may rely on each field.
@@ -66,7 +67,7 @@ func (p *Proxy) Status() Status {
 		n := m.classes[i]
 		s.Classes = append(s.Classes, ClassStatus{
 			ClassStats: c, counts: n, Weight: m.policy.Classes[i].Weight, Used: byName(c.Used), Deficit: byName(c.Deficit),
-			WaitMsP50: ms(n.waits.Quantile(0.5)), WaitMsP99: ms(n.waits.Quantile(0.99)), waited: n.waits.Metric(waits, c.Name),
+			WaitMsP50: ms(n.waits.Quantile(0.5)), WaitMsP99: ms(n.waits.Quantile(0.99)), waited: obs.LatencyMetric(n.waits, waits, c.Name),
 		})
 	}
 	for _, b := range m.balance.Stats(clock.Mono(), nil) {

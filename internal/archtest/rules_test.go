@@ -168,7 +168,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"tools/drlsim", "tools/sim/..."},
-		Only: []string{"gateway/balance", "gateway/cost", "gateway/limit", "gateway/schedule", "internal/container", "internal/faults", "internal/lifecycle", "internal/obs", "internal/mono", "internal/plural", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/help", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
+		Only: []string{"gateway/balance", "gateway/cost", "gateway/limit", "gateway/schedule", "internal/container", "internal/faults", "internal/histogram", "internal/mono", "internal/plural", "internal/program", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/help", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
 		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
 	},
 	{
@@ -197,7 +197,7 @@ var arrows = []Arrow{
 		Why:  "what starts a program knows its flags and its API",
 	},
 	{
-		From: []string{"internal/clock", "internal/lifecycle", "internal/mono", "internal/obs", "internal/testkit"},
+		From: []string{"internal/clock", "internal/histogram", "internal/lifecycle", "internal/mono", "internal/obs", "internal/program", "internal/testkit"},
 		Only: []string{"api/...", "internal/..."},
 		Why:  "what everything uses must not use anything of the system",
 	},

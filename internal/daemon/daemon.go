@@ -18,6 +18,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
@@ -50,7 +51,7 @@ func Main(program *Program) {
 }
 
 // Execute runs the daemon with the given arguments until ctx ends. Invalid arguments give
-// a lifecycle.UsageError with all problems. From then on a closed terminal or an
+// a program.UsageError with all problems. From then on a closed terminal or an
 // unwritable log does not end the process.
 func (p *Program) Execute(ctx context.Context, args []string) error {
 	lifecycle.Survive()
@@ -59,7 +60,7 @@ func (p *Program) Execute(ctx context.Context, args []string) error {
 	case errors.Is(err, errDone):
 		return nil
 	case err != nil:
-		return lifecycle.UsageError{Err: err}
+		return program.UsageError{Err: err}
 	}
 	defer ReloadAtHangup(log)()
 	return addRemedy(p.Run(ctx, log, level))
@@ -105,7 +106,7 @@ func (p *Program) Parse(args []string, out io.Writer) (*slog.Logger, *slog.Level
 		if p.Banner != "" {
 			fmt.Fprintln(out, p.Banner)
 		}
-		fmt.Fprintln(out, obs.Version())
+		fmt.Fprintln(out, program.Version())
 		return nil, nil, errDone
 	}
 	for i, arg := range rest {

@@ -22,6 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
 )
@@ -146,7 +147,7 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 		s.Health.Shutdown()
 		return nil
 	})
-	log.Info(name+" is up", append([]any{obs.KeyVersion, obs.Version(), "grpc", s.RPCListener.Addr().String(), "http", s.WebListener.Addr().String()}, s.Up...)...)
+	log.Info(name+" is up", append([]any{obs.KeyVersion, program.Version(), "grpc", s.RPCListener.Addr().String(), "http", s.WebListener.Addr().String()}, s.Up...)...)
 	err = s.Group.Run(ctx)
 	log.Info(name + " is down")
 	return err

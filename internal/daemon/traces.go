@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 // tracesFlush bounds the wait for the last traces when a daemon stops.
@@ -47,7 +48,7 @@ func traces(ctx context.Context, endpoint, name string, log *slog.Logger) (_ grp
 		sparse.Warn("traces were not sent", obs.KeyError, err)
 	}))
 	provider := trace.NewTracerProvider(trace.WithBatcher(exporter), trace.WithResource(resource.NewSchemaless(
-		attribute.String("service.name", name), attribute.String("service.version", obs.Release))))
+		attribute.String("service.name", name), attribute.String("service.version", program.Release))))
 	handler := otelgrpc.NewServerHandler(
 		otelgrpc.WithTracerProvider(provider), otelgrpc.WithMeterProvider(noop.NewMeterProvider()), otelgrpc.WithPropagators(propagation.TraceContext{}),
 		otelgrpc.WithMessageEvents(otelgrpc.SentEvents), // a creation sends each of its states

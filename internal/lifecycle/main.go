@@ -7,13 +7,13 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 // Exit codes of a daemon.
@@ -85,27 +85,6 @@ func OnHangup(reload func()) (stop func()) {
 	})
 }
 
-// UsageError marks an error of the caller: a bad flag or configuration.
-type UsageError struct{ Err error }
-
-func (e UsageError) Error() string { return e.Err.Error() }
-func (e UsageError) Unwrap() error { return e.Err }
-
-// ExitError carries an exit code other than 1, for tools with meaningful codes (srtm
-// plan: 3 is infeasible). If Err is nil, nothing is printed.
-type ExitError struct {
-	Code int
-	Err  error
-}
-
-func (e ExitError) Error() string {
-	if e.Err == nil {
-		return fmt.Sprintf("exit code %d", e.Code)
-	}
-	return e.Err.Error()
-}
-func (e ExitError) Unwrap() error { return e.Err }
-
 // Main runs a daemon and returns its exit code, for os.Exit:
 //
 //	func main() { os.Exit(lifecycle.Main("nsqd", run)) }
@@ -164,8 +143,8 @@ func supervise(ctx context.Context, name string, run func(context.Context) error
 		return exitOK
 	}
 	var (
-		coded ExitError
-		usage UsageError
+		coded program.ExitError
+		usage program.UsageError
 	)
 	code := exitError
 	switch {
@@ -177,13 +156,6 @@ func supervise(ctx context.Context, name string, run func(context.Context) error
 	case errors.As(err, &usage):
 		code = exitUsage
 	}
-	PrintError(stderr, name, err)
+	program.PrintError(stderr, name, err)
 	return code
-}
-
-// PrintError writes "name: error" in one write, with a line for each of several joined
-// errors. Text from others is made printable.
-func PrintError(w io.Writer, name string, err error) {
-	prefix := name + ": "
-	fmt.Fprintln(w, prefix+strings.ReplaceAll(obs.Printable(err.Error()), "\n", "\n"+prefix))
 }

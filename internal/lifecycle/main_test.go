@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -46,7 +47,7 @@ var daemons = map[string]func() int{
 	},
 	"misused": func() int {
 		return Main("misused", func(context.Context) error {
-			return fmt.Errorf("flags: %w", UsageError{errors.New("--rate -1: want > 0")})
+			return fmt.Errorf("flags: %w", program.UsageError{Err: errors.New("--rate -1: want > 0")})
 		})
 	},
 }
@@ -136,13 +137,6 @@ func TestMainReportsBadUsage(t *testing.T) {
 	}
 }
 
-// An error may contain text from a server. A terminal must not obey control characters in the text.
-func TestErrorsAreNoOrders(t *testing.T) {
-	var stderr bytes.Buffer
-	PrintError(&stderr, "x", errors.Join(errors.New("a\x1b]0;owned\a\u009b2J\rb"), errors.New("\x9bc")))
-	testkit.Equal(t, stderr.String(), "x: a\\u001b]0;owned\\u0007\\u009b2J\\u000db\nx: \\u009bc\n")
-}
-
 func TestExitCodes(t *testing.T) {
 	plain := errors.New("no such disk")
 	for _, c := range []struct {
@@ -153,11 +147,11 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{"nil", nil, 0, ""},
 		{"plain", plain, 1, "tool: no such disk\n"},
-		{"usage", UsageError{plain}, 2, "tool: no such disk\n"},
-		{"wrapped usage", fmt.Errorf("config: %w", UsageError{plain}), 2, "tool: config: no such disk\n"},
-		{"exit code", fmt.Errorf("plan: %w", ExitError{3, plain}), 3, "tool: plan: no such disk\n"},
+		{"usage", program.UsageError{Err: plain}, 2, "tool: no such disk\n"},
+		{"wrapped usage", fmt.Errorf("config: %w", program.UsageError{Err: plain}), 2, "tool: config: no such disk\n"},
+		{"exit code", fmt.Errorf("plan: %w", program.ExitError{Code: 3, Err: plain}), 3, "tool: plan: no such disk\n"},
 		{"several at once", errors.Join(plain, errors.New("no such port")), 1, "tool: no such disk\ntool: no such port\n"},
-		{"silent exit code", ExitError{Code: 3}, 3, ""},
+		{"silent exit code", program.ExitError{Code: 3}, 3, ""},
 		{"canceled by itself", context.Canceled, 1, "tool: context canceled\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

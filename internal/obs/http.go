@@ -8,11 +8,12 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"runtime"
-	"runtime/debug"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 // NewRegistry returns a registry with the metrics of the Go runtime and the process,
@@ -21,12 +22,11 @@ import (
 // dropped lines of Stderr.
 func NewRegistry() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
-	info, _ := debug.ReadBuildInfo()
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "srtm_build_info",
 		Help: "Constant 1, labelled with what was built.",
 		ConstLabels: prometheus.Labels{
-			"version": Release, "commit": commit(info), "go_version": runtime.Version(),
+			"version": program.Release, "commit": program.Commit(), "go_version": runtime.Version(),
 		},
 	})
 	build.Set(1)

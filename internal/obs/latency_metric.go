@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/internal/histogram"
 )
 
 // metricBounds are the upper bounds of exposed latency buckets, the same everywhere so
@@ -15,14 +17,14 @@ var metricBounds = [...]time.Duration{
 	100 * time.Millisecond, 500 * time.Millisecond, time.Second, 10 * time.Second,
 }
 
-// Metric returns the samples as a Prometheus histogram in seconds. A sample within 1 % of
+// LatencyMetric returns the samples as a Prometheus histogram in seconds. A sample within 1 % of
 // a bound may count on either side. The sum is as exact as the samples.
-func (l *Latency) Metric(desc *prometheus.Desc, labels ...string) prometheus.Metric {
+func LatencyMetric(l *histogram.Latency, desc *prometheus.Desc, labels ...string) prometheus.Metric {
 	buckets := make(map[float64]uint64, len(metricBounds))
 	var below uint64
 	next, micros := 0, 0.0
-	for i, n := range l.counts.all() {
-		low, high := bucketRange(i)
+	for i, n := range l.All() {
+		low, high := histogram.BucketRange(i)
 		for next < len(metricBounds) && low > metricBounds[next].Microseconds() {
 			buckets[metricBounds[next].Seconds()] = below
 			next++

@@ -8,17 +8,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestLatencyMetricCountsWhatIsBelowEachBound(t *testing.T) {
-	l := obs.NewLatency()
+	l := histogram.NewLatency()
 	for _, d := range []time.Duration{0, 10 * time.Microsecond, 300 * time.Microsecond, 3 * time.Millisecond, time.Minute} {
 		l.Record(d)
 	}
 	var m dto.Metric
-	testkit.Must(t, l.Metric(prometheus.NewDesc("x", "help", nil, nil)).Write(&m))
+	testkit.Must(t, obs.LatencyMetric(l, prometheus.NewDesc("x", "help", nil, nil)).Write(&m))
 	h := m.GetHistogram()
 	testkit.Equal(t, h.GetSampleCount(), 5, "samples")
 	if got, want := h.GetSampleSum(), 60.00331; math.Abs(got-want) > want/100 {

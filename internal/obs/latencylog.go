@@ -6,13 +6,15 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/srtm-io/srtm/internal/histogram"
 )
 
 // TaggedLatency is one histogram of a log.
 type TaggedLatency struct {
 	// Tag is its name: letters, digits and underscores.
 	Tag     string
-	Latency *Latency
+	Latency *histogram.Latency
 }
 
 // WriteLatencyLog writes the histograms of a measurement of the given length as an
@@ -36,9 +38,9 @@ func WriteLatencyLog(w io.Writer, length time.Duration, all ...TaggedLatency) er
 		return err
 	}
 	for _, t := range all {
-		h := hdrhistogram.New(lowestMicros, highestMicros, digits)
-		for i, n := range t.Latency.counts.all() {
-			low, _ := bucketRange(i)
+		h := hdrhistogram.New(histogram.LowestMicros, histogram.HighestMicros, histogram.Digits)
+		for i, n := range t.Latency.All() {
+			low, _ := histogram.BucketRange(i)
 			if err := write(h.RecordValues(low, n)); err != nil {
 				return err
 			}

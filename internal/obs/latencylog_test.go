@@ -8,13 +8,14 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // The histogram's own project reads the log and finds the measured samples.
 func TestLatencyLogHoldsEverySample(t *testing.T) {
-	a, b := obs.NewLatency(), obs.NewLatency()
+	a, b := histogram.NewLatency(), histogram.NewLatency()
 	for i := range 1000 {
 		a.Record(time.Duration(i) * 37 * time.Microsecond)
 	}
@@ -23,7 +24,7 @@ func TestLatencyLogHoldsEverySample(t *testing.T) {
 	log := hdrhistogram.NewHistogramLogReader(&file)
 	for _, want := range []struct {
 		tag string
-		l   *obs.Latency
+		l   *histogram.Latency
 	}{{"answer", a}, {"end_to_end", b}} {
 		h, err := log.NextIntervalHistogram()
 		if err != nil || h == nil {
@@ -43,7 +44,7 @@ type full struct{}
 func (full) Write([]byte) (int, error) { return 0, errors.New("no space left") }
 
 func TestLatencyLogThatCannotBeWritten(t *testing.T) {
-	if err := obs.WriteLatencyLog(full{}, time.Second, obs.TaggedLatency{Tag: "a", Latency: obs.NewLatency()}); err == nil {
+	if err := obs.WriteLatencyLog(full{}, time.Second, obs.TaggedLatency{Tag: "a", Latency: histogram.NewLatency()}); err == nil {
 		t.Error("no error")
 	}
 }

@@ -10,13 +10,12 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime/debug"
-	"strings"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -80,7 +79,7 @@ var _ = Describe("Mount", func() {
 		Expect(w.Code).To(Equal(http.StatusOK))
 		Expect(w.Body.String()).To(SatisfyAll(
 			ContainSubstring("go_goroutines"), ContainSubstring("process_resident_memory_bytes"),
-			MatchRegexp(`srtm_build_info\{commit=".+",go_version="go.+",version="`+regexp.QuoteMeta(Release)+`"\} 1`)))
+			MatchRegexp(`srtm_build_info\{commit=".+",go_version="go.+",version="`+regexp.QuoteMeta(program.Release)+`"\} 1`)))
 	})
 	It("serves profiles", func() {
 		Expect(get("/debug/pprof/").Body.String()).To(ContainSubstring("goroutine"))
@@ -130,20 +129,5 @@ func TestJSONOfWhatCannotBeRead(t *testing.T) {
 	JSON(func() (any, error) { return 1, errors.New("no counters") }).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
 	if w.Code != http.StatusServiceUnavailable || w.Body.String() != "no counters\n" {
 		t.Errorf("%d %q", w.Code, w.Body)
-	}
-}
-
-func TestCommit(t *testing.T) {
-	for want, settings := range map[string][]debug.BuildSetting{
-		"unknown commit":       nil,
-		"0123456789ab":         {{Key: "vcs.revision", Value: "0123456789abcdef0123"}, {Key: "vcs.modified", Value: "false"}},
-		"0123456789ab+changes": {{Key: "vcs.modified", Value: "true"}, {Key: "vcs.revision", Value: "0123456789abcdef0123"}},
-		"abc":                  {{Key: "vcs.revision", Value: "abc"}},
-	} {
-		testkit.Equal(t, commit(&debug.BuildInfo{Settings: settings}), want, "%v", settings)
-	}
-	testkit.Equal(t, commit(nil), "unknown commit", "no build information")
-	if got := Version(); !strings.HasPrefix(got, "SRTM "+Release+" (") || !strings.HasSuffix(got, ")") {
-		t.Errorf("version %q, want SRTM %s (commit)", got, Release)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -30,7 +30,7 @@ func TestLatenciesThatBrokersCanMeasure(t *testing.T) {
 			t.Errorf("%v: %v, want %q", d, err, want)
 		}
 	}
-	l := obs.NewLatency()
+	l := histogram.NewLatency()
 	l.Record(MinLatency + 2*time.Microsecond)
 	l.Record(MaxLatency + time.Second)
 	testkit.Equal(t, l.CountAbove(MinLatency), int64(2), "above the shortest")

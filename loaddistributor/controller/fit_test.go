@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -32,7 +33,7 @@ import (
 // order, below). slow messages exceeded the 5 ms of spec's SLO in processing, and waited messages
 // exceeded it in waiting for a token.
 func measured(n, slow, waited int) *srtmv1.TopicStats {
-	processing, access := obs.NewLatency(), obs.NewLatency()
+	processing, access := histogram.NewLatency(), histogram.NewLatency()
 	for i := range n {
 		p, a := 100*time.Microsecond, time.Duration(0)
 		if i < slow {
@@ -47,7 +48,7 @@ func measured(n, slow, waited int) *srtmv1.TopicStats {
 	late := uint64(max(slow, waited))
 	return &srtmv1.TopicStats{
 		Interval: durationpb.New(20 * time.Millisecond), Offered: uint64(n / 100), Released: uint64(n), Delivered: uint64(n), Exceeded: late,
-		Processing: processing.Proto(), Access: access.Proto(), Delivery: processing.Proto(), Publishers: 1, Subscribers: 1,
+		Processing: obs.LatencyProto(processing), Access: obs.LatencyProto(access), Delivery: obs.LatencyProto(processing), Publishers: 1, Subscribers: 1,
 	}
 }
 
@@ -284,7 +285,7 @@ var _ = Describe("Fitting", func() {
 			func(s *srtmv1.TopicStats) { s.Subscribers = 0 },
 		} {
 			clean := measured(200, 0, 0) // certainty needs many such reports
-			clean.Processing, clean.Access, clean.Delivered = obs.NewLatency().Proto(), obs.NewLatency().Proto(), 0
+			clean.Processing, clean.Access, clean.Delivered = obs.LatencyProto(histogram.NewLatency()), obs.LatencyProto(histogram.NewLatency()), 0
 			n[0].Measure("t", clean)
 			Eventually(func() bool { return c.fit("t").GetTook() != nil }).Should(BeTrue())
 			without := proto.Clone(clean).(*srtmv1.TopicStats)
@@ -300,7 +301,7 @@ var _ = Describe("Fitting", func() {
 	It("leaves a topic's profile whole, and the profile the fit's record", func() {
 		c, n := begin(1)
 		clean := measured(200, 0, 0) // certainty needs many such reports
-		clean.Processing, clean.Access, clean.Delivered = obs.NewLatency().Proto(), obs.NewLatency().Proto(), 0
+		clean.Processing, clean.Access, clean.Delivered = obs.LatencyProto(histogram.NewLatency()), obs.LatencyProto(histogram.NewLatency()), 0
 		n[0].Measure("t", clean)
 		done := make(chan struct{})
 		atEnd(func() { close(done) })

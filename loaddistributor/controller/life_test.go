@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -89,9 +90,9 @@ var _ = Describe("A broker of a topic", func() {
 	It("that does not come back is said to keep its share, which is freed on an operator's word, and no other broker is blamed", func() {
 		begin()
 		b2.stop()
-		late := obs.NewLatency()
+		late := histogram.NewLatency()
 		late.Record(time.Second)
-		b1.node.Measure("t", &srtmv1.TopicStats{Offered: 1, Delivered: 1000, Exceeded: 1000, Delivery: late.Proto()})
+		b1.node.Measure("t", &srtmv1.TopicStats{Offered: 1, Delivered: 1000, Exceeded: 1000, Delivery: obs.LatencyProto(late)})
 		Eventually(c.state("t")).Should(MatchRegexp(
 			"^DEGRADED: broker b2 is gone; 50 of 100 publishers have no broker, since 20.*:..:.. UTC; the SLO is missed; 50 msg/s are reserved for b2, gone since 20.*:.* UTC; restart it, or `srtm share forget b2`$"))
 		r := c.forget("b2")
@@ -602,13 +603,13 @@ var _ = Describe("Watching", func() {
 
 var _ = Describe("The stats of a topic", func() {
 	latencies := func(counts map[time.Duration]int) *srtmv1.Histogram {
-		l := obs.NewLatency()
+		l := histogram.NewLatency()
 		for d, n := range counts {
 			for range n {
 				l.Record(d)
 			}
 		}
-		return l.Proto()
+		return obs.LatencyProto(l)
 	}
 
 	It("are merged over the window, and judged", func() {

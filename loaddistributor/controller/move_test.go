@@ -19,6 +19,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/store"
@@ -870,7 +871,7 @@ var _ = Describe("An overloaded broker", func() {
 		}})
 		n1, n2 := c.node("b1", 600), c.node("b2", 600)
 		c.mustCreate(spec("t", 800, 10))
-		access := obs.NewLatency()
+		access := histogram.NewLatency()
 		for range 1000 {
 			if bucket {
 				access.Record(time.Second)
@@ -878,7 +879,7 @@ var _ = Describe("An overloaded broker", func() {
 				access.Record(0)
 			}
 		}
-		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Delivered: 1000, Exceeded: 900, Access: access.Proto()})
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Delivered: 1000, Exceeded: 900, Access: obs.LatencyProto(access)})
 		n2.Measure("t", &srtmv1.TopicStats{Topic: "t", Delivered: 1000})
 		return c, func() map[string]int { return c.publishersByBroker("t", 800) }, n1
 	}

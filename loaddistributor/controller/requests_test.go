@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
@@ -178,11 +179,11 @@ var _ = Describe("The metrics", func() {
 		b1 := c.join("b1", 60, agenttest.New())
 		c.join("b2", 60, agenttest.New())
 		c.mustCreate(spec("t", 50, 10))
-		h := obs.NewLatency()
+		h := histogram.NewLatency()
 		for range 10 {
 			h.Record(2 * time.Millisecond)
 		}
-		b1.node.Measure("t", &srtmv1.TopicStats{Delivered: 10, Exceeded: 3, Delivery: h.Proto(), DeliveryAccess: []float64{2.5}})
+		b1.node.Measure("t", &srtmv1.TopicStats{Delivered: 10, Exceeded: 3, Delivery: obs.LatencyProto(h), DeliveryAccess: []float64{2.5}})
 		read := func() map[string]float64 {
 			families, err := reg.Gather()
 			Expect(err).NotTo(HaveOccurred())

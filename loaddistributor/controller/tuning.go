@@ -15,6 +15,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/service"
@@ -132,15 +133,15 @@ func (t *tuning) view(topic catalog.Topic) tuner.Topic {
 	}
 }
 
-// latency adapts an obs.Latency for the tuner.
-type latency struct{ *obs.Latency }
+// latency adapts an histogram.Latency for the tuner.
+type latency struct{ *histogram.Latency }
 
 func (l latency) Add(other tuner.Histogram) { l.Merge(other.(latency).Latency) }
 
 func latencyOf(h *srtmv1.Histogram) tuner.Histogram {
 	l, err := obs.LatencyFromProto(h)
 	if err != nil { // reports.Check has refused invalid histograms
-		l = obs.NewLatency()
+		l = histogram.NewLatency()
 	}
 	return latency{l}
 }

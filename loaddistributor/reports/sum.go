@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
@@ -43,7 +44,7 @@ func (l *Tail) Fraction() *float64 {
 	if l.unknown {
 		return nil
 	}
-	mean, ok := obs.MeanInTail(0.99, l.delivery, l.access)
+	mean, ok := histogram.MeanInTail(0.99, l.delivery, l.access)
 	if !ok {
 		return nil
 	}
@@ -99,7 +100,7 @@ func addBuckets(sum []uint64, h *srtmv1.Histogram) []uint64 {
 }
 
 func buckets(sum []uint64) *srtmv1.Histogram {
-	h := obs.NewLatency().Proto() // for the layout
+	h := obs.LatencyProto(histogram.NewLatency()) // for the layout
 	for i, n := range sum {
 		if n > 0 {
 			h.Index = append(h.Index, uint32(i))

@@ -66,7 +66,7 @@ type Latencies interface {
 	Delivery() Histogram
 }
 
-// Histogram is obs.Latency, which is not pure.
+// Histogram is histogram.Latency, which is not pure.
 type Histogram interface {
 	Count() int64
 	CountAbove(time.Duration) int64

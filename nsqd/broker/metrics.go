@@ -14,6 +14,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/expiry"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -40,13 +41,13 @@ type metrics struct {
 		// life. total is complete after total.merge(since).
 		since, total latencies
 		// accessPart belongs to since.delivery; nil until the first delivery.
-		accessPart *obs.Part
+		accessPart *histogram.Part
 	}
 }
 
 // latencies are allocated by the first record.
 type latencies struct {
-	access, processing, delivery, consumer *obs.Latency // all nil until init
+	access, processing, delivery, consumer *histogram.Latency // all nil until init
 
 	delivered uint64 // first deliveries written to sockets
 	late      uint64 // first deliveries later than the SLO's latency
@@ -71,7 +72,7 @@ type levels struct {
 // init must be called before the first record; further calls have no effect.
 func (l *latencies) init() {
 	if l.access == nil {
-		l.access, l.processing, l.delivery, l.consumer = obs.NewLatency(), obs.NewLatency(), obs.NewLatency(), obs.NewLatency()
+		l.access, l.processing, l.delivery, l.consumer = histogram.NewLatency(), histogram.NewLatency(), histogram.NewLatency(), histogram.NewLatency()
 	}
 }
 
@@ -130,7 +131,7 @@ func (f *metrics) recordWritten(now mono.Time, deliveries []sent) {
 	l := &f.mu.since
 	l.init()
 	if f.mu.accessPart == nil {
-		f.mu.accessPart = new(obs.Part)
+		f.mu.accessPart = new(histogram.Part)
 	}
 	for i, n := 0, 1; i < len(deliveries); i, n = i+n, 1 {
 		d := deliveries[i]
@@ -177,8 +178,8 @@ type Stats struct {
 
 	// The histograms are nil until the first release.
 	Delivered, Exceeded uint64 // first deliveries; deliveries later than the SLO
-	Access, Processing  *obs.Latency
-	Delivery, Consumer  *obs.Latency
+	Access, Processing  *histogram.Latency
+	Delivery, Consumer  *histogram.Latency
 	Sources             [stamp.Sources]uint64
 }
 
@@ -353,8 +354,8 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	r.Interval = durationpb.New(interval(last.at, now))
 	r.Delivered, r.Exceeded = l.delivered, l.late
 	if l.access != nil {
-		r.Access, r.Processing, r.Delivery = l.access.Proto(), l.processing.Proto(), l.delivery.Proto()
-		r.Consumer = l.consumer.Proto()
+		r.Access, r.Processing, r.Delivery = obs.LatencyProto(l.access), obs.LatencyProto(l.processing), obs.LatencyProto(l.delivery)
+		r.Consumer = obs.LatencyProto(l.consumer)
 	}
 	if part := f.mu.accessPart; part != nil {
 		r.DeliveryAccess = part.Of(r.Delivery.GetIndex())

@@ -31,6 +31,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/nsq/origin"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -110,7 +111,7 @@ func New(cfg Config) (*Forwarder, error) {
 	f.mu.topics = map[string]*topic{}
 	f.keys.Store(&keys{})
 	model := client.DefaultNSQConfig()
-	model.UserAgent = "srtm-forward/" + obs.Release
+	model.UserAgent = "srtm-forward/" + program.Release
 	model.TlsV1, model.TlsConfig = cfg.TLS != nil, cfg.TLS
 	f.model = model
 	var err error

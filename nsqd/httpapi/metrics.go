@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -237,9 +238,9 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		if p := t.Paced(false); s.Limited && p.Mode != broker.PaceOff {
 			collect(out, pacingMetrics, p, s.Name)
 		}
-		for stage, l := range map[string]*obs.Latency{"access": s.Access, "processing": s.Processing, "delivery": s.Delivery, "consumer": s.Consumer} {
+		for stage, l := range map[string]*histogram.Latency{"access": s.Access, "processing": s.Processing, "delivery": s.Delivery, "consumer": s.Consumer} {
 			if l != nil {
-				out <- l.Metric(descLatency, s.Name, stage)
+				out <- obs.LatencyMetric(l, descLatency, s.Name, stage)
 			}
 		}
 		for i := range s.Channels {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -241,11 +242,11 @@ type histogramJSON struct {
 	Count   []uint64 `json:"count"`
 }
 
-func histogram(l *obs.Latency) *histogramJSON {
+func histogramOf(l *histogram.Latency) *histogramJSON {
 	if l == nil {
-		l = obs.NewLatency()
+		l = histogram.NewLatency()
 	}
-	p := l.Proto()
+	p := obs.LatencyProto(l)
 	return &histogramJSON{p.LowestUs, p.HighestUs, p.SignificantDigits, p.Index, p.Count}
 }
 
@@ -256,7 +257,7 @@ type quantilesJSON struct {
 	P999  int64 `json:"p999"`
 }
 
-func quantiles(l *obs.Latency) quantilesJSON {
+func quantiles(l *histogram.Latency) quantilesJSON {
 	if l == nil {
 		return quantilesJSON{}
 	}
@@ -385,7 +386,7 @@ func (view *statistics) gather(topic, channel string, clients, histograms bool) 
 		j := view.topic(stats)
 		j.Pacing = pacingOf(t.Paced(clients))
 		if histograms {
-			j.SRTM.Latency.Histogram = histogram(stats.Delivery)
+			j.SRTM.Latency.Histogram = histogramOf(stats.Delivery)
 		}
 		if channel != "" {
 			j.Channels = slices.DeleteFunc(j.Channels, func(c channelJSON) bool { return c.Name != channel })

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -16,8 +16,8 @@ func TestReleaseNotes(t *testing.T) {
 	needs(t, "make", "awk")
 	notes := command(t, "make", "-s", "-C", top, "release-notes")
 	changelog := read(t, filepath.Join(top, "CHANGELOG.md"))
-	if !strings.Contains(changelog, "\n## "+obs.Release) || len(notes) < 1000 || strings.Contains(notes, "\n## ") || !strings.Contains(changelog, notes) {
-		t.Errorf("the release notes of %s are\n%s", obs.Release, notes)
+	if !strings.Contains(changelog, "\n## "+program.Release) || len(notes) < 1000 || strings.Contains(notes, "\n## ") || !strings.Contains(changelog, notes) {
+		t.Errorf("the release notes of %s are\n%s", program.Release, notes)
 	}
 }
 
@@ -27,7 +27,7 @@ func TestInstall(t *testing.T) {
 	if os.Getenv("SRTM_INSTALL") == "" {
 		t.Skip("make test-install: it downloads all modules and compiles every command, in minutes")
 	}
-	const module, version = "github.com/srtm-io/srtm", "v" + obs.Release
+	const module, version = "github.com/srtm-io/srtm", "v" + program.Release
 	proxy, home := t.TempDir(), t.TempDir()
 	t.Cleanup(func() { _ = exec.Command("chmod", "-R", "u+w", home).Run() }) // the module cache is read-only
 	// The proxy has what a tag of this tree would give.
@@ -56,9 +56,9 @@ func TestInstall(t *testing.T) {
 	if out, err := install.CombinedOutput(); err != nil {
 		t.Fatalf("go install: %v\n%s", err, out)
 	}
-	for _, program := range []string{"nsqd", "loaddistributor", "tbadaptor", "srtm", "iotpub", "drlsim", "admission", "gateway"} {
-		if version := command(t, filepath.Join(bin, program), "--version"); !strings.Contains(version, obs.Release) {
-			t.Errorf("%s --version: %s", program, version)
+	for _, name := range []string{"nsqd", "loaddistributor", "tbadaptor", "srtm", "iotpub", "drlsim", "admission", "gateway"} {
+		if version := command(t, filepath.Join(bin, name), "--version"); !strings.Contains(version, program.Release) {
+			t.Errorf("%s --version: %s", name, version)
 		}
 	}
 	testkit.NoError(t, os.RemoveAll(bin))

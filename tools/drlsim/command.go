@@ -11,12 +11,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/tools/help"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
-func usage(err error) error { return lifecycle.UsageError{Err: err} }
+func usage(err error) error { return program.UsageError{Err: err} }
 
 func usagef(format string, args ...any) error { return usage(fmt.Errorf(format, args...)) }
 
@@ -25,7 +25,7 @@ func exitCode(err error) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, new(lifecycle.UsageError)):
+	case errors.As(err, new(program.UsageError)):
 		return 2
 	}
 	return 1

@@ -9,7 +9,7 @@ import (
 	"io"
 	"os"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
@@ -23,7 +23,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	err := root.Execute()
 	if err != nil {
-		lifecycle.PrintError(stderr, "drlsim", err)
+		program.PrintError(stderr, "drlsim", err)
 	}
 	return exitCode(err)
 }

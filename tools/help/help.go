@@ -10,9 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
-	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/service"
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 // Width is the maximum length of a line of --help.
@@ -124,7 +122,7 @@ func addVersion(root *cobra.Command) {
 		if !*version {
 			return cmd.Help()
 		}
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s, %s\n", root.Name(), obs.Version())
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s, %s\n", root.Name(), program.Version())
 		return err
 	}
 }
@@ -135,7 +133,7 @@ func Root(name, short, long string, commands ...*cobra.Command) *cobra.Command {
 	root := &cobra.Command{
 		Use: name, Short: short, Long: long, SilenceUsage: true, SilenceErrors: true,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return program.UsageError{Err: err} })
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(commands...)
 	for _, cmd := range append(commands, root) {
@@ -157,7 +155,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 		}
 		err = fmt.Errorf("unknown command %q: there are %s", args[0], strings.Join(names, ", "))
 	}
-	return lifecycle.UsageError{Err: err}
+	return program.UsageError{Err: err}
 }
 
 // Use gives a program's command and its subcommands our form of --help and --version.
@@ -171,7 +169,7 @@ func Use(root *cobra.Command) {
 // addresses.
 func group(cmd *cobra.Command) {
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
-		if address, is := f.Value.(service.Flag); is {
+		if address, is := f.Value.(interface{ DefaultPort() string }); is {
 			f.Usage += " (default port " + address.DefaultPort() + ")"
 		}
 	})

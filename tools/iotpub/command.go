@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tools/help"
 	"github.com/srtm-io/srtm/tools/iotpub/emulate"
@@ -42,7 +42,7 @@ Exit code: 0; 1 if an accepted message was lost or arrived twice, or on failure;
 func buildLoad(o load.Options) (*load.Load, error) {
 	l, err := o.Build()
 	if err != nil && o.Trace == "" {
-		return nil, lifecycle.UsageError{Err: err}
+		return nil, program.UsageError{Err: err}
 	}
 	return l, err
 }
@@ -74,27 +74,27 @@ of service 1. In a cluster, the broker of a device forwards its messages.`,
   iotpub run --protocol mqtt --mqtt-address 127.0.0.1 --subscribe --nsqd-tcp-address 127.0.0.1`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
-				return lifecycle.UsageError{Err: fmt.Errorf("output %q: want text or json", output)}
+				return program.UsageError{Err: fmt.Errorf("output %q: want text or json", output)}
 			}
 			log, _, err := obs.NewLogger(cmd.ErrOrStderr(), level, "text")
 			if err != nil {
-				return lifecycle.UsageError{Err: err}
+				return program.UsageError{Err: err}
 			}
 			cfg.Logger = log
 			switch protocol {
 			case "nsq":
 			case "mqtt":
 				if cfg.MQTT = mqtt; mqtt == "" {
-					return lifecycle.UsageError{Err: errors.New("--protocol mqtt needs --mqtt-address")}
+					return program.UsageError{Err: errors.New("--protocol mqtt needs --mqtt-address")}
 				}
 			default:
-				return lifecycle.UsageError{Err: fmt.Errorf("protocol %q: want nsq or mqtt", protocol)}
+				return program.UsageError{Err: fmt.Errorf("protocol %q: want nsq or mqtt", protocol)}
 			}
 			if cfg.Background.At, err = emulate.ParseBackground(at); err != nil {
-				return lifecycle.UsageError{Err: err}
+				return program.UsageError{Err: err}
 			}
 			if err := cfg.Validate(); err != nil {
-				return lifecycle.UsageError{Err: err}
+				return program.UsageError{Err: err}
 			}
 			l, err := buildLoad(cfg.Load)
 			if err != nil {
@@ -176,7 +176,7 @@ start, and the correlation key of the publisher, if it has one. drlsim bucket
 reads this form. Nothing is sent.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if duration <= 0 {
-				return lifecycle.UsageError{Err: fmt.Errorf("duration: %v, want more than 0", duration)}
+				return program.UsageError{Err: fmt.Errorf("duration: %v, want more than 0", duration)}
 			}
 			l, err := buildLoad(options)
 			if err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/client/fake"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 )
@@ -60,7 +60,7 @@ func TestUsage(t *testing.T) {
 		"no time":           {"schedule --duration 0s", "duration: 0s, want more than 0"},
 	} {
 		out, err := command(t, strings.Fields(c.args)...)
-		_, usage := errors.AsType[lifecycle.UsageError](err)
+		_, usage := errors.AsType[program.UsageError](err)
 		if err == nil || !strings.Contains(err.Error(), c.want) || out != "" {
 			t.Errorf("%s: %v (printed %q), want %q", name, err, out, c.want)
 		}
@@ -73,7 +73,7 @@ func TestUsage(t *testing.T) {
 func TestAFaultOfARecordingIsAFailure(t *testing.T) {
 	path := testkit.File(t, "r.csv", "offset_seconds,publisher_id,correlation_key,payload_bytes\n0,a,k,x\n")
 	_, err := command(t, "run", "--nsqd-tcp-address=127.0.0.1:1", "--trace="+path)
-	if _, usage := errors.AsType[lifecycle.UsageError](err); err == nil || usage || !strings.HasPrefix(err.Error(), path+`:2: payload_bytes "x"`) {
+	if _, usage := errors.AsType[program.UsageError](err); err == nil || usage || !strings.HasPrefix(err.Error(), path+`:2: payload_bytes "x"`) {
 		t.Errorf("%v", err)
 	}
 }

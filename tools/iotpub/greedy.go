@@ -15,7 +15,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -65,7 +65,7 @@ default), or the weight of the publisher's group in a cluster.`,
     --publishers 10 --weight 1`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := r.validate(output); err != nil {
-				return lifecycle.UsageError{Err: err}
+				return program.UsageError{Err: err}
 			}
 			rep, err := r.run(cmd.Context())
 			if err != nil {

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -280,7 +280,7 @@ func TestAnswersAreReadLate(t *testing.T) {
 	c, far := pair(t)
 	testkit.Must(t, c.setNonblocking())
 	one := &publisher{c: c, raw: c, to: target{topic: Topic}}
-	p := &Publishers{s: Scenario{Conns: 1, Rate: 100_000, Together: 1, Size: TimeSize}, d: nsqDialect(""), conns: []*publisher{one}, late: obs.NewLatency()}
+	p := &Publishers{s: Scenario{Conns: 1, Rate: 100_000, Together: 1, Size: TimeSize}, d: nsqDialect(""), conns: []*publisher{one}, late: histogram.NewLatency()}
 	done := make(chan int)
 	go func() {
 		defer close(done)

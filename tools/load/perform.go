@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/obs"
 )
 
 // Result holds the measurements of one run. Unknown values are nil.
@@ -209,7 +209,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 			return r, err
 		}
 	}
-	all := obs.NewLatency()
+	all := histogram.NewLatency()
 	last := requested
 	for _, sub := range measured {
 		sub.close()

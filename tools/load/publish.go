@@ -18,8 +18,8 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/container"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/rawfd"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -35,12 +35,12 @@ type Publishers struct {
 	stopped atomic.Bool    // tells the reader to end
 
 	// owned by the sender until it ends: delays from the due time to the write
-	late *obs.Latency
+	late *histogram.Latency
 
 	// acked holds the delays from the due time to the reply; nil without Scenario.Acked. The
 	// reader owns acked until Close. warm is set before the reader starts: messages due
 	// earlier are not measured.
-	acked *obs.Latency
+	acked *histogram.Latency
 	warm  mono.Time
 
 	// atomic; written by the reader of replies
@@ -105,9 +105,9 @@ func (p *Publishers) failure() error {
 
 // Connect opens the publishers of a scenario.
 func Connect(address string, s Scenario, d Dialect) (*Publishers, error) {
-	p := &Publishers{s: s, d: d, late: obs.NewLatency()}
+	p := &Publishers{s: s, d: d, late: histogram.NewLatency()}
 	if s.Acked {
-		p.acked = obs.NewLatency()
+		p.acked = histogram.NewLatency()
 	}
 	for i := range s.Conns {
 		c, raw, err := dial(address, s.TLS, d)

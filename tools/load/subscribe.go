@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/obs"
 )
 
 // subscriber receives the messages of a channel.
@@ -33,7 +33,7 @@ type subscriber struct {
 	last      atomic.Int64 // time of the latest delivery
 
 	// owned by receive until done
-	latency *obs.Latency
+	latency *histogram.Latency
 	err     error
 }
 
@@ -45,7 +45,7 @@ func subscribe(b *running, s Scenario, d Dialect, from source, slow time.Duratio
 	if err := errors.Join(d.subscribe(c, from), raw.setBlocking()); err != nil {
 		return nil, errors.Join(fmt.Errorf("subscriber of %v: %w", from, err), raw.Close())
 	}
-	return &subscriber{c: c, raw: raw, d: d, from: from, slow: slow, latency: obs.NewLatency()}, nil
+	return &subscriber{c: c, raw: raw, d: d, from: from, slow: slow, latency: histogram.NewLatency()}, nil
 }
 
 // start requests messages and receives until close. Messages due before warm are not

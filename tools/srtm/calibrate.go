@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/topics"
@@ -83,7 +83,7 @@ wrong.`,
 			cfg.Logger = slog.New(slog.DiscardHandler) // the outcome covers go-nsq's connection errors
 			var err error
 			if cfg.TLS, err = trust.TLS("nsqd-"); err != nil {
-				return lifecycle.UsageError{Err: err}
+				return program.UsageError{Err: err}
 			}
 			id := ""
 			if len(args) == 1 {
@@ -97,7 +97,7 @@ wrong.`,
 				cfg.TCP, cfg.HTTP = b.GetTcpAddress(), b.GetHttpAddress()
 			}
 			if err := cfg.Validate(); err != nil {
-				return lifecycle.UsageError{Err: err}
+				return program.UsageError{Err: err}
 			}
 			if id == "" && apply {
 				var err error

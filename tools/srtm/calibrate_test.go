@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/tools/srtm/calibrate"
@@ -147,7 +147,7 @@ func TestCalibrate(t *testing.T) {
 	for _, args := range [][]string{
 		{"b1", "b2"}, {}, {"b1", "--nsqd-tcp-address=h:1"}, {"b1", "--slo-latency=0s"}, {"b1", "--tolerance=0"}, {"b1", "--output=yaml"},
 	} {
-		if _, _, err := run(args...); !errors.As(err, new(lifecycle.UsageError)) {
+		if _, _, err := run(args...); !errors.As(err, new(program.UsageError)) {
 			t.Errorf("%v: %v", args, err)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bounded"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/topics"
@@ -72,7 +72,7 @@ func (b *brokers) addresses(x *call, topic string) (addresses []string, err erro
 func (b *brokers) ask(x *call, method, path string, query url.Values, addresses []string, answer func(address string, body []byte) error) error {
 	encrypted, err := b.trust.TLS("nsqd-")
 	if err != nil {
-		return lifecycle.UsageError{Err: err}
+		return program.UsageError{Err: err}
 	}
 	client := &http.Client{
 		Timeout: x.cli.timeout, Transport: &http.Transport{TLSClientConfig: encrypted},
@@ -81,7 +81,7 @@ func (b *brokers) ask(x *call, method, path string, query url.Values, addresses 
 	defer client.CloseIdleConnections()
 	token, err := b.trust.Token("nsqd-")
 	if err != nil {
-		return lifecycle.UsageError{Err: err}
+		return program.UsageError{Err: err}
 	}
 	query.Set("topic", x.args[0])
 	query.Set("channel", x.args[1])

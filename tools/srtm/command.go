@@ -19,8 +19,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/lifecycle"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tools/srtm/agent"
@@ -64,7 +63,7 @@ type call struct {
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	root := command()
 	if err := checkLine(root, args); err != nil {
-		return lifecycle.UsageError{Err: err}
+		return program.UsageError{Err: err}
 	}
 	root = command() // cobra keeps state in the tree
 	root.SetArgs(args)
@@ -80,7 +79,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 // printable is an error whose text may contain a server's text.
 type printable struct{ error }
 
-func (p printable) Error() string { return obs.Printable(p.error.Error()) }
+func (p printable) Error() string { return program.Printable(p.error.Error()) }
 func (p printable) Unwrap() error { return p.error }
 
 // command returns a new command tree, because cobra keeps state in the tree.
@@ -181,7 +180,7 @@ var (
 )
 
 func usagef(format string, args ...any) error {
-	return lifecycle.UsageError{Err: fmt.Errorf(format, args...)}
+	return program.UsageError{Err: fmt.Errorf(format, args...)}
 }
 
 // flags adds the flags of commands that talk to a cluster.
@@ -219,7 +218,7 @@ func (c *cli) call(ctx context.Context, do func(*call) error) error {
 		return err
 	}
 	if c.options, err = c.trust.Load(""); err != nil {
-		return lifecycle.UsageError{Err: err}
+		return program.UsageError{Err: err}
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -337,7 +336,7 @@ func table[M any](w io.Writer, head string, all []M, cells func(M) []any) error 
 	for _, m := range all {
 		separator := "\n"
 		for _, cell := range cells(m) {
-			fmt.Fprint(t, separator, strings.ReplaceAll(obs.Printable(fmt.Sprint(cell)), "\n", `\n`))
+			fmt.Fprint(t, separator, strings.ReplaceAll(program.Printable(fmt.Sprint(cell)), "\n", `\n`))
 			separator = "\t"
 		}
 	}

@@ -24,8 +24,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/internal/topics"
@@ -233,13 +234,13 @@ func (grants) ForgetBroker(_ context.Context, r *srtmv1.ForgetBrokerRequest) (*s
 }
 
 func topic() *srtmv1.Topic {
-	l := obs.NewLatency()
+	l := histogram.NewLatency()
 	for range 100 {
 		l.Record(700 * time.Microsecond)
 	}
 	stats := &srtmv1.TopicStats{
 		Interval: durationpb.New(10 * time.Second), Offered: 99_000, Delivered: 100_000, Exceeded: 500,
-		Access: l.Proto(), Delivery: l.Proto(),
+		Access: obs.LatencyProto(l), Delivery: obs.LatencyProto(l),
 	}
 	met, ofAll, ofB1 := true, 0.8125, 0.75
 	return &srtmv1.Topic{
@@ -455,7 +456,7 @@ func TestRefusalsAreExplained(t *testing.T) {
 		if err == nil || err.Error() != c.want {
 			t.Errorf("%v, want %s", err, c.want)
 		}
-		var coded lifecycle.ExitError
+		var coded program.ExitError
 		if code := 1; errors.As(err, &coded) && coded.Code != c.code || !errors.As(err, &coded) && c.code != code {
 			t.Errorf("%v: exit code %+v, want %d", err, coded, c.code)
 		}
@@ -481,7 +482,7 @@ func TestBadCommandLinesAreUsageErrors(t *testing.T) {
 		"topic create t --file x --rate 1", "topic create t --rate fast", "up here", "plan here",
 	} {
 		_, _, err := srtm(t, "", strings.Fields(args)...)
-		var usage lifecycle.UsageError
+		var usage program.UsageError
 		if !errors.As(err, &usage) {
 			t.Errorf("srtm %s: %v, want a usage error", args, err)
 		}
@@ -512,7 +513,7 @@ func TestUpFailsWithItsOwnExitCode(t *testing.T) {
 	if !errors.As(err, &child) || child.ExitCode() != 2 {
 		t.Errorf("%v, want a process that ended with 2", err)
 	}
-	var coded lifecycle.ExitError
+	var coded program.ExitError
 	if errors.As(err, &coded) {
 		t.Errorf("exit code %d: %v", coded.Code, err)
 	}
@@ -522,7 +523,7 @@ func TestPlanAsksForItsExitCode(t *testing.T) {
 	text := `{"brokers":[{"id":"b1","mcap":10,"allocated":0}],"topic":{"name":"t","rate":100,"burst":10}}`
 	file := testkit.File(t, "scenario.json", text)
 	_, _, err := srtm(t, "", "plan", "--file", file)
-	var coded lifecycle.ExitError
+	var coded program.ExitError
 	if !errors.As(err, &coded) || coded.Code != 3 {
 		t.Errorf("%v: want exit code 3", err)
 	}
@@ -570,7 +571,7 @@ func TestChangesAreSent(t *testing.T) {
 		{"broker", "capacity"}, {"broker", "capacity", "b1"}, {"broker", "capacity", "b1", "--unset", "--mcap=5"},
 		{"broker", "capacity", "b1", "--mcap=-5"}, {"broker", "capacity", "b1", "--mcap=1000000001"},
 	} {
-		if _, _, err := srtm(t, address, args...); !errors.As(err, new(lifecycle.UsageError)) {
+		if _, _, err := srtm(t, address, args...); !errors.As(err, new(program.UsageError)) {
 			t.Errorf("%v: %v", args, err)
 		}
 	}

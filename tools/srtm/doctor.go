@@ -19,8 +19,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/plural"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/mqtt/names"
 )
 
@@ -103,7 +103,7 @@ Exit code: 0, also with warnings; 1 if a check failed.`,
 		}
 		err := list(x, shown, nil, "CHECK\tSTATE\tFOUND\tWHAT TO DO", func(f finding) []any { return []any{f.Check, f.State, f.Found, f.Do} })
 		if err == nil && bad > 0 {
-			err = lifecycle.ExitError{Code: 1}
+			err = program.ExitError{Code: 1}
 		}
 		return err
 	})

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -35,7 +35,7 @@ func TestDoctor(t *testing.T) {
 	none := filepath.Join(dir, "none.pem")
 	testkit.Must(t, os.WriteFile(none, []byte("nothing"), 0o600))
 	out, _, err := srtm(t, address, "doctor", "--output=json", "--data-path="+dir, "--data-path="+dir+"/missing", "--cert="+none, "--cert="+dir+"/missing")
-	var exit lifecycle.ExitError
+	var exit program.ExitError
 	if !errors.As(err, &exit) || exit.Code != 1 || exit.Err != nil {
 		t.Errorf("it ends with %v", err)
 	}

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tools/srtm/plan"
 )
@@ -60,7 +60,7 @@ func explain(err error) error {
 	}
 	var remote interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &remote) {
-		if explanation := meaning(err.Error()); explanation != "" && !errors.As(err, new(lifecycle.UsageError)) {
+		if explanation := meaning(err.Error()); explanation != "" && !errors.As(err, new(program.UsageError)) {
 			return fmt.Errorf("%w: %s", err, explanation)
 		}
 		return err
@@ -101,7 +101,7 @@ func explain(err error) error {
 				faults = append(faults, fmt.Errorf("%s: %s", field, v.GetDescription()))
 			}
 		case *srtmv1.Infeasible:
-			return lifecycle.ExitError{Code: plan.CodeInfeasible, Err: infeasible(d)}
+			return program.ExitError{Code: plan.CodeInfeasible, Err: infeasible(d)}
 		}
 	}
 	if len(faults) > 0 {

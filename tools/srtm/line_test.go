@@ -4,7 +4,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -32,7 +32,7 @@ func TestFaultsOfTheCommandLine(t *testing.T) {
 		{[]string{"topic", "move", "t", "--to=b", "--all", "--publisher-id=c"}, "--publisher-id goes with none of --all, --group and --from"},
 	} {
 		_, _, err := srtm(t, "127.0.0.1:1", c.args...)
-		if err == nil || err.Error() != c.want || !errors.As(err, new(lifecycle.UsageError)) {
+		if err == nil || err.Error() != c.want || !errors.As(err, new(program.UsageError)) {
 			t.Errorf("%q:\n%v\nwant\n%s", c.args, err, c.want)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -156,7 +156,7 @@ func TestPubAndTail(t *testing.T) {
 		{"pub"}, {"pub", "t", "file", "--message=x"}, {"pub", "t", "--count=-1"}, {"tail"}, {"tail", "t", "--channel=a b"},
 		{"pub", "t", direct, "--nsq-opt=nope=1"}, {"pub", "t", direct, direct},
 	} {
-		if _, _, err := srtm(t, "", args...); !errors.As(err, new(lifecycle.UsageError)) {
+		if _, _, err := srtm(t, "", args...); !errors.As(err, new(program.UsageError)) {
 			t.Errorf("%q: %v", args, err)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -68,7 +68,7 @@ func TestTop(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	for _, args := range [][]string{{"top", "--limit=0"}, {"top", "--interval=1ms"}, {"topic", "watch"}, {"topic", "watch", "t", "--count=-1"}} {
-		if _, _, err := srtm(t, address, args...); !errors.As(err, new(lifecycle.UsageError)) {
+		if _, _, err := srtm(t, address, args...); !errors.As(err, new(program.UsageError)) {
 			t.Errorf("%q: %v", args, err)
 		}
 	}

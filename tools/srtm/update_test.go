@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
@@ -50,7 +50,7 @@ func TestAnUpdateNamesWhatItChanges(t *testing.T) {
 	for _, args := range [][]string{
 		{"topic", "update", "sensors"}, {"topic", "update", "sensors", "--epoch=3"}, {"topic", "update", "sensors", "--file", file, "--rate=1"},
 	} {
-		if _, _, err := srtm(t, address, args...); !errors.As(err, new(lifecycle.UsageError)) || a.updated != nil {
+		if _, _, err := srtm(t, address, args...); !errors.As(err, new(program.UsageError)) || a.updated != nil {
 			t.Errorf("%v: %v, sent %v", args, err, a.updated)
 		}
 	}
@@ -168,7 +168,7 @@ func TestAnUpdateSaysWhichBrokersMayUseMore(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "topic sensors is updated, and its contract is not in force on all brokers") || !strings.Contains(out, why) {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if _, _, err = update(0, "--wait=-1s"); !errors.As(err, new(lifecycle.UsageError)) {
+	if _, _, err = update(0, "--wait=-1s"); !errors.As(err, new(program.UsageError)) {
 		t.Error(err)
 	}
 	a.lowering = 1

@@ -23,9 +23,11 @@ import (
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/faults"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/plural"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -149,7 +151,7 @@ type traffic struct {
 }
 
 // stats returns the current stats, and the end-to-end latency, or nil without a subscriber.
-func (t *traffic) stats() (fleet.Stats, *obs.Latency) {
+func (t *traffic) stats() (fleet.Stats, *histogram.Latency) {
 	s := t.fleet.Stats()
 	if t.sub == nil {
 		return s, nil
@@ -500,7 +502,7 @@ func (r *run) report(start, stopped mono.Time, interrupted bool) *report.Report 
 		seconds = min(seconds, max(0, stopped.Sub(start).Seconds()))
 	}
 	rep := &report.Report{
-		Type: report.TypeReport, Version: obs.Version(), Topic: r.cfg.Topic, Seed: r.cfg.Load.Spec.Seed,
+		Type: report.TypeReport, Version: program.Version(), Topic: r.cfg.Topic, Seed: r.cfg.Load.Spec.Seed,
 		Load: r.load.Text, Publishers: len(r.load.Sources), Protocol: "nsq", Planned: planned.Seconds(), Seconds: seconds,
 		Interrupted: interrupted, Counts: s.Counts,
 		Lost: s.Lost, Moved: s.Moved, Strange: s.Strange, LastError: s.LastError,

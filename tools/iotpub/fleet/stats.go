@@ -1,8 +1,8 @@
 package fleet
 
 import (
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 )
 
@@ -32,15 +32,15 @@ type Stats struct {
 	LastError string
 
 	// Lateness is the time from the intended send time to the write.
-	Lateness *obs.Latency
+	Lateness *histogram.Latency
 	// Answer is the time from the intended send time to the OK.
-	Answer *obs.Latency
+	Answer *histogram.Latency
 	// LastAccepted is the time of the last OK, or 0.
 	LastAccepted mono.Time
 }
 
 func newStats() Stats {
-	return Stats{Counts: report.Counts{Refused: map[string]uint64{}}, Lateness: obs.NewLatency(), Answer: obs.NewLatency()}
+	return Stats{Counts: report.Counts{Refused: map[string]uint64{}}, Lateness: histogram.NewLatency(), Answer: histogram.NewLatency()}
 }
 
 func (s *Stats) refuse(code string, messages uint64) {

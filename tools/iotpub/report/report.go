@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/tools/iotpub/verify"
 )
@@ -53,7 +53,7 @@ func (q Quantiles) At(quantile float64) time.Duration {
 }
 
 // QuantilesOf returns the quantiles of l.
-func QuantilesOf(l *obs.Latency) Quantiles {
+func QuantilesOf(l *histogram.Latency) Quantiles {
 	us := func(q float64) int64 { return l.Quantile(q).Microseconds() }
 	return Quantiles{
 		Count: l.Count(), P50Us: us(0.5), P90Us: us(0.9), P99Us: us(0.99), P999Us: us(0.999), MaxUs: us(1),

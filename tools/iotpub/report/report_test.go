@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/verify"
@@ -15,7 +15,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func quantiles(base time.Duration) report.Quantiles {
-	l := obs.NewLatency()
+	l := histogram.NewLatency()
 	for i := range 1000 {
 		l.Record(base * time.Duration(i+1) / 100)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/nsqio/go-nsq"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/tools/iotpub/payload"
 	"github.com/srtm-io/srtm/tools/iotpub/verify"
 )
@@ -52,7 +52,7 @@ type Subscriber struct {
 		sync.Mutex
 		consumer   *nsq.Consumer // nil outside Run
 		deliveries *verify.Deliveries
-		late       *obs.Latency
+		late       *histogram.Latency
 	}
 }
 
@@ -65,7 +65,7 @@ func New(cfg Config) (*Subscriber, error) {
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	s := &Subscriber{cfg: cfg}
 	s.mu.deliveries = verify.NewDeliveries(cfg.Sources)
-	s.mu.late = obs.NewLatency()
+	s.mu.late = histogram.NewLatency()
 	return s, nil
 }
 
@@ -141,12 +141,12 @@ type Stats struct {
 	Delivered, Duplicated, Foreign uint64
 	// EndToEnd is the latency of each message's first delivery, from the intended send time
 	// to the handler.
-	EndToEnd *obs.Latency
+	EndToEnd *histogram.Latency
 }
 
 // Stats returns a copy of the counts.
 func (s *Subscriber) Stats() Stats {
-	late := obs.NewLatency()
+	late := histogram.NewLatency()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	late.Merge(s.mu.late)

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -92,7 +92,7 @@ type fitRun struct {
 	checking     bool // only the parts are recorded
 	parts        []*part
 	slices       [][]tuner.Slice
-	unloaded     *obs.Latency
+	unloaded     *histogram.Latency
 	restarted    bool
 }
 
@@ -178,7 +178,7 @@ func (r *fitRun) forget() {
 	r.observedFrom = r.cluster.Now()
 	r.parts = newParts(len(r.built.Brokers))
 	r.slices = make([][]tuner.Slice, len(r.built.Brokers))
-	r.unloaded = obs.NewLatency()
+	r.unloaded = histogram.NewLatency()
 }
 
 func (r *fitRun) observe(d engine.Delivery) {
@@ -245,7 +245,7 @@ func (r *fitRun) end(a tuner.Action, o FitOptions) (*FitResult, error) {
 		all.add(p)
 	}
 	v := r.built.judge(r.setup.Quantile, r.parts)
-	at := func(l *obs.Latency) bucket.Delay { return bucket.Delay(l.Quantile(0.99)) }
+	at := func(l *histogram.Latency) bucket.Delay { return bucket.Delay(l.Quantile(0.99)) }
 	out.Check = &Check{
 		Seconds: o.Check.Seconds(), Messages: uint64(all.delivery.Count()), P99: at(all.delivery), Access: at(all.access), Processing: at(all.processing),
 		Fraction: v.Fraction, Met: v.Met,

@@ -1,7 +1,7 @@
 package scenario
 
 import (
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/sim/bucket"
 	"github.com/srtm-io/srtm/tools/sim/engine"
@@ -99,7 +99,7 @@ type BrokerReport struct {
 	Busy float64 `json:"busy"`
 }
 
-func quantiles(l *obs.Latency) Quantiles {
+func quantiles(l *histogram.Latency) Quantiles {
 	at := func(q float64) bucket.Delay { return bucket.Delay(l.Quantile(q)) }
 	return Quantiles{at(0.5), at(0.9), at(0.95), at(0.99), at(0.999), at(1)}
 }

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
@@ -17,12 +17,12 @@ import (
 
 // part counts one broker's deliveries of one topic.
 type part struct {
-	access, processing, delivery *obs.Latency
+	access, processing, delivery *histogram.Latency
 	exceeded                     uint64
 }
 
 func newPart() *part {
-	return &part{obs.NewLatency(), obs.NewLatency(), obs.NewLatency(), 0}
+	return &part{histogram.NewLatency(), histogram.NewLatency(), histogram.NewLatency(), 0}
 }
 
 func newParts(n int) []*part {

@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
 )
@@ -108,14 +109,14 @@ func (o *settings) run(ctx context.Context) error {
 	lifecycle.Survive()
 	cfg, err := o.validate()
 	if err != nil {
-		return lifecycle.UsageError{Err: err}
+		return program.UsageError{Err: err}
 	}
 	defer daemon.ReloadAtHangup(cfg.Log)()
 	metrics := obs.NewRegistry()
 	cfg.Metrics = metrics
 	a, err := New(cfg)
 	if err != nil {
-		return lifecycle.UsageError{Err: err}
+		return program.UsageError{Err: err}
 	}
 	unused := func(err error) error { return errors.Join(err, a.publishers.Close(ctx)) }
 	ln, err := net.Listen("tcp", o.tcpAddress)
@@ -135,7 +136,7 @@ func (o *settings) run(ctx context.Context) error {
 		group.Add("http", lifecycle.Serve(web, lifecycle.HTTP(mux, cfg.Log)))
 	}
 	group.Add("agent", func(ctx context.Context) error { return a.Run(ctx, ln) })
-	cfg.Log.Info("agent is up", obs.KeyVersion, obs.Version(), obs.KeyAddress, ln.Addr().String(), "http", text, "loaddistributor", cfg.Loaddistributor)
+	cfg.Log.Info("agent is up", obs.KeyVersion, program.Version(), obs.KeyAddress, ln.Addr().String(), "http", text, "loaddistributor", cfg.Loaddistributor)
 	err = group.Run(ctx)
 	cfg.Log.Info("agent is down")
 	return err

@@ -21,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/nsq/session"
 )
 
@@ -70,7 +71,7 @@ func DefaultConfig() Config {
 }
 
 // version is sent to producers.
-const version = "srtm-agent/" + obs.Release
+const version = "srtm-agent/" + program.Release
 
 // Validate returns all faults, by the names of the flags.
 func (c Config) Validate() error {

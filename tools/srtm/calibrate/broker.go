@@ -16,6 +16,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bounded"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
@@ -29,7 +30,7 @@ type broker struct {
 // topicStats are the fields read from a topic in /stats.
 type topicStats struct {
 	Name     string
-	Delivery *obs.Latency
+	Delivery *histogram.Latency
 }
 
 const (
@@ -172,8 +173,8 @@ func (b broker) remove(ctx context.Context, topic string) error {
 
 // since returns the increase of a histogram. It fails if a count decreased, for example
 // by a restart of the broker.
-func since(before, after *obs.Latency) (*obs.Latency, error) {
-	was, is := before.Proto(), after.Proto()
+func since(before, after *histogram.Latency) (*histogram.Latency, error) {
+	was, is := obs.LatencyProto(before), obs.LatencyProto(after)
 	less := map[uint32]uint64{}
 	for i, index := range was.Index {
 		less[index] = was.Count[i]

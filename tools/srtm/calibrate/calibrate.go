@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tools/iotpub/emulate"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
@@ -321,8 +321,8 @@ func (r *runner) step(ctx context.Context, rate int64) (Step, error) {
 
 // measurement is the outcome of a load.
 type measurement struct {
-	*report.Report              // the generator's
-	delivery       *obs.Latency // the broker's delivery latencies
+	*report.Report                    // the generator's
+	delivery       *histogram.Latency // the broker's delivery latencies
 }
 
 // measure sends a load on a new topic, and measures for the given time after the load has

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -206,8 +207,8 @@ func TestConfigFaults(t *testing.T) {
 	testkit.Equal(t, few.measured(100_000), 10*time.Second, "100,000 msg/s are measured for")
 }
 
-func latency(samples ...time.Duration) *obs.Latency {
-	l := obs.NewLatency()
+func latency(samples ...time.Duration) *histogram.Latency {
+	l := histogram.NewLatency()
 	for _, s := range samples {
 		l.Record(s)
 	}
@@ -219,9 +220,9 @@ func TestSince(t *testing.T) {
 	after := latency(time.Millisecond, time.Millisecond, time.Second, time.Second, time.Minute)
 	l, err := since(before, after)
 	if err != nil || l.Count() != 2 || l.CountAbove(500*time.Millisecond) != 2 || l.CountAbove(30*time.Second) != 1 {
-		t.Errorf("%v, %v", l.Proto(), err)
+		t.Errorf("%v, %v", obs.LatencyProto(l), err)
 	}
-	for _, less := range []*obs.Latency{latency(), latency(time.Millisecond, time.Second, time.Minute)} {
+	for _, less := range []*histogram.Latency{latency(), latency(time.Millisecond, time.Second, time.Minute)} {
 		if _, err := since(before, less); err == nil {
 			t.Error("counts went down")
 		}
@@ -229,7 +230,7 @@ func TestSince(t *testing.T) {
 }
 
 func FuzzParseStats(f *testing.F) {
-	p := latency(time.Millisecond, time.Second).Proto()
+	p := obs.LatencyProto(latency(time.Millisecond, time.Second))
 	index, _ := json.Marshal(p.Index)
 	f.Add(fmt.Appendf(nil, `{"topics":[{"topic_name":"t","srtm":{"latency":{"delivery_histogram":{"lowest_us":1,"highest_us":60000000,"significant_digits":2,"index":%s,"count":[1,1]}}}}]}`, index))
 	f.Add([]byte(`{"topics":[{"topic_name":"t"}]}`))

@@ -19,7 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
@@ -114,7 +114,7 @@ publishers and that of brokers, each by itself).`,
 }
 
 func usage(format string, args ...any) error {
-	return lifecycle.UsageError{Err: fmt.Errorf(format, args...)}
+	return program.UsageError{Err: fmt.Errorf(format, args...)}
 }
 
 func read(file string, stdin io.Reader) (scenario, error) {
@@ -165,7 +165,7 @@ func run(w io.Writer, s scenario, file, policy, output string, seed uint64) erro
 		return fmt.Errorf("write the plan: %w", err)
 	}
 	if bound != nil {
-		return lifecycle.ExitError{Code: CodeInfeasible, Err: bound}
+		return program.ExitError{Code: CodeInfeasible, Err: bound}
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tools/srtm/plan"
 )
@@ -24,11 +24,11 @@ func execute(t *testing.T, stdin string, args ...string) (out string, code int, 
 	cmd.SetOut(&w)
 	cmd.SetErr(&w)
 	if err = cmd.Execute(); err != nil {
-		var coded lifecycle.ExitError
+		var coded program.ExitError
 		switch {
 		case errors.As(err, &coded):
 			code = coded.Code
-		case errors.As(err, &lifecycle.UsageError{}):
+		case errors.As(err, &program.UsageError{}):
 			code = 2
 		default:
 			code = 1

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 // Screen is a part of a terminal, or a plain writer.
@@ -43,7 +43,7 @@ func Safe(w io.Writer) io.Writer { return safe{w} }
 type safe struct{ w io.Writer }
 
 func (s safe) Write(p []byte) (int, error) {
-	if _, err := io.WriteString(s.w, obs.Printable(string(p))); err != nil {
+	if _, err := io.WriteString(s.w, program.Printable(string(p))); err != nil {
 		return 0, err
 	}
 	return len(p), nil
@@ -52,7 +52,7 @@ func (s safe) Write(p []byte) (int, error) {
 // Draw replaces the shown lines by text, cut to the terminal's size. Without a terminal
 // it appends text.
 func (s *Screen) Draw(text string) error {
-	text = obs.Printable(text)
+	text = program.Printable(text)
 	if s.Terminal {
 		text = clip(text, s.Size)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 )
 
 // Command returns `srtm up`.
@@ -59,12 +60,12 @@ machine does not carry are reported and are no failure.`,
   srtm up --trace detectors.csv.gz --compress 10 --copies 20`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if err := o.validate(); err != nil {
-				return lifecycle.UsageError{Err: err}
+				return program.UsageError{Err: err}
 			}
 			l, err := o.load.Build()
 			if err != nil {
 				if o.load.Trace == "" {
-					err = lifecycle.UsageError{Err: err}
+					err = program.UsageError{Err: err}
 				}
 				return err
 			}

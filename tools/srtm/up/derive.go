@@ -4,8 +4,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
@@ -52,12 +52,12 @@ func sloFor(machine, split time.Duration) time.Duration {
 
 // access returns the waits for tokens if each message of a schedule is sent on time: the
 // effect of the shares without the machine. at returns the index of a source's share.
-func access(s schedule.Stream, shares []tokenbucket.Share, brokerOf func(source int32) int) *obs.Latency {
+func access(s schedule.Stream, shares []tokenbucket.Share, brokerOf func(source int32) int) *histogram.Latency {
 	buckets := make([]tokenbucket.Bucket, len(shares))
 	for i, share := range shares {
 		buckets[i] = tokenbucket.NewFull(share, 0)
 	}
-	delays := obs.NewLatency()
+	delays := histogram.NewLatency()
 	for e, ok := s.Next(); ok; e, ok = s.Next() {
 		b := &buckets[brokerOf(e.Source)]
 		for range e.Count {

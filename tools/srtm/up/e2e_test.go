@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
@@ -284,14 +284,14 @@ func TestBadCommandLines(t *testing.T) {
 	} {
 		var stdout, stderr output
 		err := up(t.Context(), &stdout, &stderr, strings.Fields(args)...)
-		if _, usage := errors.AsType[lifecycle.UsageError](err); err == nil || !usage || !strings.Contains(err.Error(), want) {
+		if _, usage := errors.AsType[program.UsageError](err); err == nil || !usage || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)
 		}
 	}
 	var stdout, stderr output
 	path := testkit.File(t, "r.csv", "what\n")
 	err := up(t.Context(), &stdout, &stderr, "--trace="+path)
-	if _, usage := errors.AsType[lifecycle.UsageError](err); err == nil || usage || !strings.HasPrefix(err.Error(), path+":1: header") {
+	if _, usage := errors.AsType[program.UsageError](err); err == nil || usage || !strings.HasPrefix(err.Error(), path+":1: header") {
 		t.Errorf("%v", err)
 	}
 	empty := t.TempDir()
@@ -322,7 +322,7 @@ func TestReplicatedNeedsNATS(t *testing.T) {
 		t.Errorf("without one: %v", err)
 	}
 	for _, args := range [][]string{{"--replicated", "--nats-server=/nowhere"}, {"--nats-server=/nowhere"}} {
-		if err := up(t.Context(), &stdout, &stderr, args...); !errors.As(err, new(lifecycle.UsageError)) {
+		if err := up(t.Context(), &stdout, &stderr, args...); !errors.As(err, new(program.UsageError)) {
 			t.Errorf("%v: %v", args, err)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/plural"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 )
@@ -84,7 +84,7 @@ func (o *options) findNATS() (string, error) {
 	if o.natsServer != "" {
 		path, err := exec.LookPath(o.natsServer)
 		if err != nil {
-			return "", lifecycle.UsageError{Err: fmt.Errorf("--nats-server: %w", err)}
+			return "", program.UsageError{Err: fmt.Errorf("--nats-server: %w", err)}
 		}
 		return path, nil
 	}

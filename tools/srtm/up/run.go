@@ -22,8 +22,8 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/plural"
+	"github.com/srtm-io/srtm/internal/program"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tbadaptor/share"
@@ -63,7 +63,7 @@ type run struct {
 // describes a failure of the cluster or a fault of the results.
 func (r *run) all(ctx context.Context) error {
 	r.report = Report{
-		Version: obs.Version(), CPUs: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
+		Version: program.Version(), CPUs: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
 		Brokers: r.brokers, Mcap: r.mcap, Seed: r.options.load.Spec.Seed, Quantile: r.quantile,
 		MaxLatenessUs: r.maxLateness.Microseconds(),
 	}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -60,8 +61,8 @@ func TestTheDefaultFitsOneBroker(t *testing.T) {
 	}
 }
 
-func quantiles99(base time.Duration, n int) (*obs.Latency, report.Quantiles) {
-	l := obs.NewLatency()
+func quantiles99(base time.Duration, n int) (*histogram.Latency, report.Quantiles) {
+	l := histogram.NewLatency()
 	for i := range n {
 		l.Record(base * time.Duration(i+1) / time.Duration(n))
 	}
@@ -140,10 +141,10 @@ func TestContract(t *testing.T) {
 func shownTopic() *srtmv1.Topic {
 	fast, _ := quantiles99(400*time.Microsecond, 1000)
 	slow, _ := quantiles99(12*time.Millisecond, 1000)
-	stats := func(l *obs.Latency, offered uint64) *srtmv1.TopicStats {
+	stats := func(l *histogram.Latency, offered uint64) *srtmv1.TopicStats {
 		return &srtmv1.TopicStats{
 			Interval: durationpb.New(2 * time.Second), Offered: offered, Delivered: offered, Publishers: 500,
-			Access: fast.Proto(), Processing: fast.Proto(), Delivery: l.Proto(),
+			Access: obs.LatencyProto(fast), Processing: obs.LatencyProto(fast), Delivery: obs.LatencyProto(l),
 		}
 	}
 	met := false

@@ -1,32 +1,30 @@
-package obs
+// Package histogram counts latencies in buckets, so that histograms of many writers can be
+// merged, and says which part of a tail a part of the latency is.
+package histogram
 
 import (
-	"fmt"
+	"iter"
 	"math"
 	"time"
-
-	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
 // Layout of all latencies, so any two can be merged: 1 us to 60 s with 2 significant
 // digits.
 const (
-	lowestMicros  = 1
-	highestMicros = 60_000_000
-	digits        = 2
+	LowestMicros  = 1
+	HighestMicros = 60_000_000
+	Digits        = 2 // significant
 
-	// lastIndex is the bucket of highestMicros. 60e6 has 26 bits, and the layout keeps the
+	// lastIndex is the bucket of HighestMicros. 60e6 has 26 bits, and the layout keeps the
 	// first 8 (228). So the index is 228-128 within the 128 counts of group 26-8+1.
-	lastIndex = (26-8+1)*128 + (highestMicros >> (26 - 8)) - 128
-	buckets   = lastIndex + 1
+	lastIndex = (26-8+1)*128 + (HighestMicros >> (26 - 8)) - 128
+
+	// Buckets is the number of buckets.
+	Buckets = lastIndex + 1
 
 	// MaxLatency is the longest duration that a Latency distinguishes.
-	MaxLatency = highestMicros * time.Microsecond
+	MaxLatency = HighestMicros * time.Microsecond
 )
-
-// maxSamples bounds the samples of one histogram from the network, so sums of thousands
-// of histograms do not overflow. At 10^9 msg/s it covers a third of a day in one report.
-const maxSamples = 1 << 45
 
 // Latency counts durations and returns quantiles within 1 %. It is not safe for
 // concurrent use: each writer owns a Latency, and readers merge them. Make it with
@@ -81,11 +79,11 @@ func (l *Latency) Quantile(q float64) time.Duration {
 	q = min(max(q, 0), 1)
 	rank := min(max(int64(q*float64(l.count)+0.5), 1), l.count) // as in HdrHistogram
 	var below int64
-	for i, n := range l.counts.all() {
+	for i, n := range l.All() {
 		if below += n; below < rank {
 			continue
 		}
-		low, high := bucketRange(i)
+		low, high := BucketRange(i)
 		if q == 0 {
 			high = low
 		}
@@ -100,8 +98,8 @@ func (l *Latency) Mean() time.Duration {
 		return 0
 	}
 	micros := 0.0
-	for i, n := range l.counts.all() {
-		low, high := bucketRange(i)
+	for i, n := range l.All() {
+		low, high := BucketRange(i)
 		micros += float64(n) * float64(low+high) / 2
 	}
 	return time.Duration(micros / float64(l.count) * float64(time.Microsecond))
@@ -110,8 +108,8 @@ func (l *Latency) Mean() time.Duration {
 // CountAbove returns the number of samples above d, to the resolution of the histogram:
 // samples in the bucket of d do not count.
 func (l *Latency) CountAbove(d time.Duration) (n int64) {
-	for i, count := range l.counts.all() {
-		if low, _ := bucketRange(i); low > d.Microseconds() {
+	for i, count := range l.All() {
+		if low, _ := BucketRange(i); low > d.Microseconds() {
 			n += count
 		}
 	}
@@ -127,57 +125,11 @@ func (l *Latency) Merge(other *Latency) {
 	}
 }
 
+// All yields the buckets with samples, in order, and their counts.
+func (l *Latency) All() iter.Seq2[int, int64] { return l.counts.all() }
+
 // Reset forgets all samples.
 func (l *Latency) Reset() {
 	l.counts.reset()
 	l.count, l.clamped = 0, 0
-}
-
-// Proto returns the samples as a message with only the buckets in use.
-func (l *Latency) Proto() *srtmv1.Histogram {
-	p := &srtmv1.Histogram{
-		LowestUs: lowestMicros, HighestUs: highestMicros, SignificantDigits: digits,
-	}
-	for i, n := range l.counts.all() {
-		p.Index = append(p.Index, uint32(i))
-		p.Count = append(p.Count, uint64(n))
-	}
-	return p
-}
-
-// LatencyFromProto is the inverse of Proto. Nil is an empty histogram. It refuses a
-// different layout, indices out of range or not ascending, counts of 0, lists of
-// different lengths, and more samples than maxSamples.
-func LatencyFromProto(p *srtmv1.Histogram) (*Latency, error) {
-	l := NewLatency()
-	if p == nil {
-		return l, nil
-	}
-	if p.LowestUs != lowestMicros || p.HighestUs != highestMicros || p.SignificantDigits != digits {
-		return nil, fmt.Errorf("histogram of %d..%d us with %d digits: want %d..%d us with %d digits",
-			p.LowestUs, p.HighestUs, p.SignificantDigits, lowestMicros, highestMicros, digits)
-	}
-	if len(p.Index) != len(p.Count) {
-		return nil, fmt.Errorf("histogram with %d indices and %d counts", len(p.Index), len(p.Count))
-	}
-	if len(p.Index) > buckets {
-		return nil, fmt.Errorf("histogram with %d buckets: the layout has %d", len(p.Index), buckets)
-	}
-	var total uint64
-	for i, index := range p.Index {
-		switch {
-		case int64(index) > lastIndex:
-			return nil, fmt.Errorf("histogram index %d: the last one is %d", index, lastIndex)
-		case i > 0 && index <= p.Index[i-1]:
-			return nil, fmt.Errorf("histogram index %d after %d: want ascending", index, p.Index[i-1])
-		case p.Count[i] == 0:
-			return nil, fmt.Errorf("histogram index %d has no samples", index)
-		case p.Count[i] > maxSamples-total:
-			return nil, fmt.Errorf("histogram of more than %d samples", int64(maxSamples))
-		}
-		total += p.Count[i]
-		*l.counts.at(int(index)) = int64(p.Count[i])
-	}
-	l.count = int64(total)
-	return l, nil
 }

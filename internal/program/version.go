@@ -1,4 +1,4 @@
-package obs
+package program
 
 import (
 	"fmt"
@@ -20,11 +20,14 @@ func Banner(daemon string) string {
 	return fmt.Sprintf("%s v%s (built w/%s)", daemon, NSQ, runtime.Version())
 }
 
-// Version returns "SRTM x.y.z (commit)": the release and the commit of the binary, with
-// "+changes" if the tree had uncommitted changes.
-func Version() string {
+// Version returns "SRTM x.y.z (commit)": the release and the commit of the binary.
+func Version() string { return fmt.Sprintf("SRTM %s (%s)", Release, Commit()) }
+
+// Commit names the commit of the binary, with "+changes" if the tree had uncommitted
+// changes.
+func Commit() string {
 	info, _ := debug.ReadBuildInfo()
-	return fmt.Sprintf("SRTM %s (%s)", Release, commit(info))
+	return commit(info)
 }
 
 // commit names the commit in info: 12 digits, or "unknown commit" for a build without

@@ -1,22 +1,17 @@
-package obs
+package histogram
 
 import (
-	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 	"unsafe"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
-	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
-	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -59,7 +54,7 @@ func TestRecordingManyIsRecordingEachSoOften(t *testing.T) {
 			eachParts.Record(d, part)
 		}
 	}
-	if m, e := many.Proto(), each.Proto(); !slices.Equal(m.Index, e.Index) || !slices.Equal(m.Count, e.Count) || many.Clamped() != each.Clamped() || many.Clamped() == 0 {
+	if m, e := maps.Collect(many.All()), maps.Collect(each.All()); !maps.Equal(m, e) || many.Clamped() != each.Clamped() || many.Clamped() == 0 {
 		t.Errorf("%v and %d clamped, want %v and %d", m, many.Clamped(), e, each.Clamped())
 	}
 	for i, sum := range eachParts.sums.all() {
@@ -142,8 +137,8 @@ func TestLatencyRecordDoesNotAllocate(t *testing.T) {
 // The buckets, the quantiles and the mean are HdrHistogram's.
 func TestLatencyIsAnHdrHistogram(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		l, h := NewLatency(), hdrhistogram.New(lowestMicros, highestMicros, digits)
-		for _, micros := range rapid.SliceOf(rapid.OneOf(rapid.Int64Range(0, highestMicros), rapid.Int64Range(0, 2000))).Draw(t, "micros") {
+		l, h := NewLatency(), hdrhistogram.New(LowestMicros, HighestMicros, Digits)
+		for _, micros := range rapid.SliceOf(rapid.OneOf(rapid.Int64Range(0, HighestMicros), rapid.Int64Range(0, 2000))).Draw(t, "micros") {
 			l.Record(time.Duration(micros) * time.Microsecond)
 			testkit.Must(t, h.RecordValue(micros))
 		}
@@ -151,17 +146,12 @@ func TestLatencyIsAnHdrHistogram(t *testing.T) {
 			testkit.MustEqual(t, l.Quantile(q), min(time.Duration(h.ValueAtPercentile(q*100))*time.Microsecond, MaxLatency), "quantile %v", q)
 		}
 		for _, bar := range h.Distribution() {
-			if low, high := bucketRange(bucketOf(time.Duration(bar.From) * time.Microsecond)); low != bar.From || high != bar.To {
+			if low, high := BucketRange(bucketOf(time.Duration(bar.From) * time.Microsecond)); low != bar.From || high != bar.To {
 				t.Fatalf("bucket of %d us: %d..%d, want %d..%d", bar.From, low, high, bar.From, bar.To)
 			}
 			if got := *l.counts.at(bucketOf(time.Duration(bar.From) * time.Microsecond)); got != bar.Count {
 				t.Fatalf("%d from %d us on, want %d", got, bar.From, bar.Count)
 			}
-		}
-		var m dto.Metric
-		testkit.Must(t, l.Metric(prometheus.NewDesc("x", "help", nil, nil)).Write(&m))
-		if got, want := m.GetHistogram().GetSampleSum(), h.Mean()*float64(h.TotalCount())/1e6; math.Abs(got-want) > 1e-9*(want+1) {
-			t.Fatalf("sum %v, want %v", got, want)
 		}
 	})
 }
@@ -194,107 +184,9 @@ func TestLatencyIsSmall(t *testing.T) {
 func TestLastIndexIsThatOfTheMaximum(t *testing.T) {
 	l := NewLatency()
 	l.Record(MaxLatency)
-	if p := l.Proto(); len(p.Index) != 1 || p.Index[0] != lastIndex {
-		t.Errorf("the maximum is counted at %v, want at %d", p.Index, lastIndex)
+	if all := maps.Collect(l.All()); len(all) != 1 || all[lastIndex] != 1 {
+		t.Errorf("the maximum is counted at %v, want at %d", all, lastIndex)
 	}
-}
-
-func TestLatencyProtoRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		l := NewLatency()
-		for _, d := range rapid.SliceOf(rapid.Int64Range(-1e9, 100e9)).Draw(t, "durations") {
-			l.Record(time.Duration(d))
-		}
-		wire := testkit.Result(proto.Marshal(l.Proto())).Must(t)
-		var p srtmv1.Histogram
-		testkit.Must(t, proto.Unmarshal(wire, &p))
-		back := testkit.Result(LatencyFromProto(&p)).Must(t)
-		if !proto.Equal(back.Proto(), l.Proto()) || back.Count() != l.Count() {
-			t.Fatalf("%d samples came back as %d, or elsewhere", l.Count(), back.Count())
-		}
-		// The decoded histogram remains usable.
-		back.Record(time.Second)
-		back.Merge(l)
-		testkit.MustEqual(t, back.Count(), 2*l.Count()+1, "count")
-	})
-}
-
-func TestLatencyFromProtoNilIsEmpty(t *testing.T) {
-	l, err := LatencyFromProto(nil)
-	if err != nil || l.Count() != 0 {
-		t.Errorf("%v, %v; want an empty one", l, err)
-	}
-}
-
-func TestLatencyFromProtoRefuses(t *testing.T) {
-	with := func(change func(*srtmv1.Histogram)) *srtmv1.Histogram {
-		l := NewLatency()
-		l.Record(time.Millisecond)
-		l.Record(time.Second)
-		p := l.Proto()
-		change(p)
-		return p
-	}
-	for name, c := range map[string]struct {
-		p    *srtmv1.Histogram
-		want string
-	}{
-		"no layout":          {&srtmv1.Histogram{}, "0..0 us with 0 digits: want 1..60000000 us"},
-		"another lowest":     {with(func(p *srtmv1.Histogram) { p.LowestUs = 2 }), "2..60000000 us"},
-		"another highest":    {with(func(p *srtmv1.Histogram) { p.HighestUs++ }), "1..60000001 us"},
-		"other digits":       {with(func(p *srtmv1.Histogram) { p.SignificantDigits = 3 }), "with 3 digits"},
-		"fewer counts":       {with(func(p *srtmv1.Histogram) { p.Count = p.Count[:1] }), "2 indices and 1 counts"},
-		"fewer indices":      {with(func(p *srtmv1.Histogram) { p.Index = nil }), "0 indices and 2 counts"},
-		"index too large":    {with(func(p *srtmv1.Histogram) { p.Index[1] = lastIndex + 1 }), fmt.Sprintf("index %d", lastIndex+1)},
-		"index far off":      {with(func(p *srtmv1.Histogram) { p.Index[1] = math.MaxUint32 }), "index 4294967295"},
-		"descending":         {with(func(p *srtmv1.Histogram) { slices.Reverse(p.Index) }), "want ascending"},
-		"twice the same":     {with(func(p *srtmv1.Histogram) { p.Index[1] = p.Index[0] }), "want ascending"},
-		"empty bucket":       {with(func(p *srtmv1.Histogram) { p.Count[0] = 0 }), "has no samples"},
-		"huge count":         {with(func(p *srtmv1.Histogram) { p.Count[0] = math.MaxUint64 }), "more than"},
-		"huge sum":           {with(func(p *srtmv1.Histogram) { p.Count[0], p.Count[1] = maxSamples/2+1, maxSamples/2 }), "more than"},
-		"more than it holds": {with(func(p *srtmv1.Histogram) { p.Index, p.Count = make([]uint32, 5000), make([]uint64, 5000) }), "5000 buckets"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			l, err := LatencyFromProto(c.p)
-			if err == nil || l != nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v, %v; want an error with %q", l, err, c.want)
-			}
-		})
-	}
-	full := with(func(p *srtmv1.Histogram) { p.Count[0], p.Count[1] = maxSamples/2, maxSamples/2 })
-	if l, err := LatencyFromProto(full); err != nil || l.Count() != maxSamples {
-		t.Errorf("%d samples: %v; want them accepted", int64(maxSamples), err)
-	}
-}
-
-// Any message of a peer is refused or becomes a histogram that encodes to the same message.
-func FuzzLatencyFromProto(f *testing.F) {
-	l := NewLatency()
-	for d := time.Microsecond; d < MaxLatency; d *= 7 {
-		l.Record(d)
-	}
-	seed, err := proto.Marshal(l.Proto())
-	testkit.Must(f, err)
-	f.Add(seed)
-	f.Add([]byte{})
-	f.Add(seed[:len(seed)-1])
-	f.Fuzz(func(t *testing.T, wire []byte) {
-		p := new(srtmv1.Histogram)
-		if proto.Unmarshal(wire, p) != nil {
-			return
-		}
-		l, err := LatencyFromProto(p)
-		if err != nil {
-			if l != nil {
-				t.Fatal("an error and a histogram")
-			}
-			return
-		}
-		again := l.Proto()
-		if !slices.Equal(again.Index, p.Index) || !slices.Equal(again.Count, p.Count) {
-			t.Fatalf("%v became %v", p, again)
-		}
-	})
 }
 
 func BenchmarkLatencyRecord(b *testing.B) {

@@ -1,4 +1,4 @@
-package obs
+package histogram
 
 import (
 	"iter"
@@ -9,7 +9,7 @@ import (
 // cells holds a number for each bucket, in blocks allocated on demand. The zero value
 // holds 0 everywhere.
 type cells[T int64 | float64] struct {
-	blocks [(buckets + blockLen - 1) / blockLen]*[blockLen]T
+	blocks [(Buckets + blockLen - 1) / blockLen]*[blockLen]T
 }
 
 const blockLen = 64
@@ -69,8 +69,8 @@ func bucketOf(d time.Duration) int {
 	return shift*128 + int(micros>>shift)
 }
 
-// bucketRange returns the smallest and the largest microsecond count of a bucket.
-func bucketRange(i int) (low, high int64) {
+// BucketRange returns the smallest and the largest microsecond count of a bucket.
+func BucketRange(i int) (low, high int64) {
 	shift := max(0, i/128-1)
 	low = int64(i-shift*128) << shift
 	return low, low + 1<<shift - 1
