@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,9 +28,10 @@ import (
 // cable is a store that can be cut off from its server.
 type cable struct {
 	*store.Store
-	cut       atomic.Bool
-	unreached atomic.Bool // no renewal arrives
-	lost      atomic.Bool // the next Join or HandOver is executed, and then the store is cut off
+	calls     sync.RWMutex // held for reading during a call that the cut would refuse
+	cut       atomic.Bool  // see cutOff
+	unreached atomic.Bool  // no renewal arrives
+	lost      atomic.Bool  // the next Join or HandOver is executed, and then the store is cut off
 	renewals  atomic.Int64
 	unsaved   atomic.Bool  // no checkpoint arrives
 	saves     atomic.Int64 // saves that succeeded
@@ -40,6 +42,14 @@ type cable struct {
 	unaware   atomic.Bool            // renewals do not show the newest change of the owners
 	behind    atomic.Bool            // Owners returns the owners before their newest change
 	reads     atomic.Int64           // reads of the owners
+}
+
+// cutOff cuts the store off. It waits for the calls that began before: one of them might otherwise
+// reach the store after the store has a later owner.
+func (c *cable) cutOff() {
+	c.calls.Lock()
+	defer c.calls.Unlock()
+	c.cut.Store(true)
 }
 
 // renewed waits for two renewals that begin after the call.
@@ -62,6 +72,8 @@ func (c *cable) swallowed(ctx context.Context, what string) bool {
 var errCut = errors.New("cut off")
 
 func (c *cable) Renew(ctx context.Context, me store.Member) ([]store.Member, uint64, error) {
+	c.calls.RLock()
+	defer c.calls.RUnlock()
 	if c.cut.Load() || c.unreached.Load() {
 		return nil, 0, errCut
 	}
@@ -92,6 +104,8 @@ func (c *cable) Owners(ctx context.Context) (all []store.Partition, number uint6
 }
 
 func (c *cable) SaveCredits(ctx context.Context, me store.Member, owners uint64, credits []table.Credit) error {
+	c.calls.RLock()
+	defer c.calls.RUnlock()
 	if c.cut.Load() || c.unsaved.Load() {
 		return errCut
 	}
@@ -106,6 +120,8 @@ func (c *cable) SaveCredits(ctx context.Context, me store.Member, owners uint64,
 }
 
 func (c *cable) Join(ctx context.Context, me store.Member, wall func() time.Duration) (time.Duration, error) {
+	c.calls.RLock()
+	defer c.calls.RUnlock()
 	if c.cut.Load() {
 		return 0, errCut
 	}
@@ -133,6 +149,8 @@ func (c *cable) answer(err error) error {
 }
 
 func (c *cable) HandOver(ctx context.Context, me store.Member, to string, partitions []int, credits []table.Credit) error {
+	c.calls.RLock()
+	defer c.calls.RUnlock()
 	if c.cut.Load() {
 		return errCut
 	}
@@ -202,7 +220,9 @@ func TestMovedKeyIsAdmittedItsCapacity(t *testing.T) {
 		if cut && !ask() { // from here on the owner has the key without the store
 			t.Fatalf("denied before move %d", move)
 		}
-		cables[from].cut.Store(cut)
+		if cut {
+			cables[from].cutOff()
+		}
 		testkit.Must(t, b.store.Move(t.Context(), p, p, s[to].Addr().String()))
 		there := owns(s[to], int64(to+(1-to)*rule.Partitions))
 		for asked := 0; asked < whileItMoves && !there(); asked++ {
@@ -286,7 +306,7 @@ func TestCutOffOwnerStopsStrictKeys(t *testing.T) {
 		return n
 	}
 	testkit.MustEqual(t, count(old, "strict")+count(old, "key"), 20, "admitted of 20")
-	cables[0].cut.Store(true)
+	cables[0].cutOff()
 	b.clock.pass(4 * time.Second)
 	testkit.Equal(t, count(old, "strict")+count(old, "key"), 8, "admitted in 4 s by an owner whose lease runs")
 	b.clock.pass(1100 * time.Millisecond)
@@ -323,7 +343,7 @@ func TestAnAnswerIsLost(t *testing.T) {
 				t.Fatalf("%+v", d)
 			}
 			if what == "join" {
-				cables[0].cut.Store(true)
+				cables[0].cutOff()
 				b.passes(s[1], cables[1])
 				cables[0].lost.Store(true)
 				cables[0].cut.Store(false)
@@ -387,7 +407,7 @@ func TestASlowStore(t *testing.T) {
 	slow := func() {
 		b.clock.pass(4900 * time.Millisecond)
 		cables[0].renewed(t)
-		cables[0].cut.Store(true)
+		cables[0].cutOff()
 		close(passed)
 	}
 	cables[1].slow.Store(&slow)

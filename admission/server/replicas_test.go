@@ -90,7 +90,7 @@ func TestFollowerTakesOverWhenTheOwnerFails(t *testing.T) {
 			t.Fatalf("%+v", d)
 		}
 	}
-	p.cables[0].cut.Store(true)
+	p.cables[0].cutOff()
 	for range 5 {
 		p.clock.pass(4 * time.Second)
 		p.replicated(0)
@@ -129,8 +129,8 @@ func TestTheStoreIsAway(t *testing.T) {
 	if d := sure(t, ask, "strict", 1); !d.Admit {
 		t.Fatalf("%+v", d)
 	}
-	p.cables[0].cut.Store(true)
-	p.cables[1].cut.Store(true)
+	p.cables[0].cutOff()
+	p.cables[1].cutOff()
 	gone := 0
 	for ; gone < 70; gone++ {
 		p.clock.pass(time.Second)
@@ -159,7 +159,7 @@ func TestAnOwnerStartsAgain(t *testing.T) {
 	}
 	p.replicated(0)
 	before := p.cables[0]
-	before.cut.Store(true)
+	before.cutOff()
 	p.cfg.Advertise = p.s[0].Addr().String()
 	was := p.s[0]
 	p.start(0)
@@ -189,7 +189,7 @@ func TestAFollowerIsBehind(t *testing.T) {
 		t.Fatalf("%+v", d)
 	}
 	p.replicated(0)
-	p.cables[0].cut.Store(true)
+	p.cables[0].cutOff()
 	follower.behind.Store(false)
 	p.cfg.Advertise = p.s[0].Addr().String()
 	before := p.cables[0]
@@ -216,7 +216,7 @@ func TestASuccessorIsLost(t *testing.T) {
 	}
 	p.replicated(0)
 	before := p.cables[0]
-	before.cut.Store(true)
+	before.cutOff()
 	p.cfg.Advertise = p.s[0].Addr().String()
 	cfg := p.cfg
 	lost := &cable{Store: p.store}

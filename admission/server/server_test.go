@@ -281,7 +281,7 @@ func TestNewServerReplacesACutOffServerOfItsName(t *testing.T) {
 	if d := sure(t, before, "strict", 10); !d.Admit {
 		t.Fatalf("%+v", d)
 	}
-	old.cut.Store(true)
+	old.cutOff()
 	link := &cable{Store: b.store}
 	b.cfg.Store, b.cfg.Renew = server.NewStore(link), 20*time.Millisecond
 	s, _ = b.start()
