@@ -105,8 +105,8 @@ func TestAFitErrsWithinAlphaUnderStalls(t *testing.T) {
 }
 
 // docs/evaluation/fitting.md has the proof of this bound: a test that finds an SLO kept sooner errs
-// more often than alpha. The hosts stall independently, for 1 % of the time, so the SLO is missed. A
-// run without a stall looks like a run on hosts that never stall, whatever else the test measures.
+// more often than alpha. One host stalls at random times, for 1 % of the time, so the SLO is missed. A
+// run without a stall looks like a run on a host that never stalls, whatever else the test measures.
 func TestStallsBoundEveryTest(t *testing.T) {
 	const budget, alpha, runs = 0.01, 0.1, 200_000
 	stall := 0.1 // s
