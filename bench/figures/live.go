@@ -86,8 +86,7 @@ func (w *harness) serve(handler http.Handler) (at string, stop func(), err error
 	return ln.Addr().String(), func() { end(); <-done }, nil
 }
 
-// output runs one of our programs to the end, and returns its output, even after a
-// failure.
+// output runs one of our programs to the end, and returns its output, even after a failure.
 func output(ctx context.Context, path string, args ...string) ([]byte, error) {
 	var out bytes.Buffer
 	p, err := local.Start(path, args, local.Options{Stdout: &out, Within: 10 * time.Second})

@@ -34,12 +34,11 @@ type link struct {
 
 // command is an unanswered PUB, MPUB or PUBLISH.
 type command struct {
-	seq      uint32 // number of the first message
-	count    int32
-	intended mono.Time
+	seq uint32 // number of the first message
+	batch
 }
 
-// batch is an event that could not be sent on time.
+// batch is messages of a publisher that are due together.
 type batch struct {
 	intended mono.Time
 	count    int32

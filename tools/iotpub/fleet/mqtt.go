@@ -94,12 +94,16 @@ func (w *worker) acknowledge(l *link, body []byte, now mono.Time) error {
 	return w.answer(l, nil, now)
 }
 
-// redirect connects a publisher to the broker at the given address, in place of the broker of l.
-// The messages without a PUBACK count as unanswered.
+// redirect connects a publisher to the broker at the given address, in place of the broker of l. What has no
+// PUBACK was not accepted, and waits for the new broker, as a device with QoS 1 sends it again.
 func (w *worker) redirect(l *link, address string, now mono.Time) {
 	p := l.publisher
 	p.target = address
-	w.abandon(l)
+	for l.open.Len() > 0 {
+		w.unanswered--
+		w.stats.Sent--
+		w.park(p, l.open.Pop().batch)
+	}
 	if l == p.link {
 		p.link = nil
 		w.connected--

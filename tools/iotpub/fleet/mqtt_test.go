@@ -34,6 +34,7 @@ type mqttBroker struct {
 		refuse    byte   // reason of every third PUBACK; 0: none
 		shift     uint16 // added to each packet id of a PUBACK
 		reference string // answer to CONNECT; "": accepted
+		moves     string // answer to PUBLISH, in place of a PUBACK; "": PUBACK
 		maximum   int    // Receive Maximum; 0: acknowledge each message at once
 	}
 }
@@ -131,6 +132,10 @@ func (b *mqttBroker) handle(c net.Conn, kind packet.Kind, body []byte, waiting [
 		Expect(err).NotTo(HaveOccurred())
 		p, ok := payload.Parse(text)
 		Expect(ok).To(BeTrue())
+		if b.mu.moves != "" {
+			_, _ = c.Write(disconnect(b.mu.moves))
+			break
+		}
 		b.mu.names[string(name)] = true
 		b.mu.received[p.Source] = append(b.mu.received[p.Source], p.Seq)
 		answer := binary.BigEndian.AppendUint16(nil, id+b.mu.shift)
@@ -144,6 +149,11 @@ func (b *mqttBroker) handle(c net.Conn, kind packet.Kind, body []byte, waiting [
 		Fail("unexpected packet")
 	}
 	return waiting
+}
+
+// disconnect is a DISCONNECT with a server reference.
+func disconnect(reference string) []byte {
+	return append([]byte{byte(packet.Disconnect), byte(5 + len(reference)), 0x9D, byte(3 + len(reference)), 0x1C, 0, byte(len(reference))}, reference...)
 }
 
 func (b *mqttBroker) count(what *int) func() int {
@@ -250,6 +260,17 @@ var _ = Describe("a fleet of MQTT", func() {
 		Expect(finish().Accepted).To(BeZero())
 	})
 
+	It("sends again what a broker did not acknowledge before a redirection", func() {
+		other := newMQTTBroker()
+		b.mu.moves = other.address()
+		start()
+		Eventually(func() uint64 { return f.Stats().Moved }).Should(BeNumerically("==", 20))
+		Eventually(accepted).Should(BeNumerically(">", 1000))
+		s := finish()
+		Expect(s.Accepted).To(Equal(s.Offered))
+		Expect(s.Sent).To(Equal(s.Offered))
+	})
+
 	It("follows redirections, and returns to the first broker when the other has ended", func() {
 		other := newMQTTBroker()
 		b.mu.reference = other.address()
@@ -261,7 +282,7 @@ var _ = Describe("a fleet of MQTT", func() {
 		By("a move of the placement")
 		third := newMQTTBroker()
 		was := accepted()
-		other.say(append([]byte{byte(packet.Disconnect), byte(5 + len(third.address())), 0x9D, byte(3 + len(third.address())), 0x1C, 0, byte(len(third.address()))}, third.address()...))
+		other.say(disconnect(third.address()))
 		Eventually(func() uint64 { return f.Stats().Moved }).Should(BeNumerically("==", 20))
 		Eventually(accepted).Should(BeNumerically(">", was+100))
 		Expect(f.Stats().Lost).To(BeZero())

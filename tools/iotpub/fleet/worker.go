@@ -285,8 +285,7 @@ func (w *worker) sendDue(now mono.Time) mono.Time {
 	return now
 }
 
-// offer sends a batch, or stores the batch until the publisher can send. offer returns the current
-// time.
+// offer sends a batch, or parks the batch until the publisher can send, and returns the current time.
 func (w *worker) offer(p *publisher, b batch, now mono.Time) mono.Time {
 	if p.waitingMessages > 0 || !p.canSend(w.cfg.MaxOutstanding) {
 		w.park(p, b)
@@ -350,7 +349,7 @@ func (w *worker) send(p *publisher, b batch, now mono.Time) {
 			w.bodies = append(w.bodies, w.body[i*size:(i+1)*size])
 		}
 		w.cmd = wire.AppendMpub(w.cmd, w.cfg.Topic, w.bodies)
-		l.open.Push(command{first, b.count, b.intended})
+		l.open.Push(command{first, b})
 		w.unanswered++
 	} else {
 		for i := range int(b.count) {
@@ -359,7 +358,7 @@ func (w *worker) send(p *publisher, b batch, now mono.Time) {
 			} else {
 				w.cmd = wire.AppendPub(w.cmd, w.cfg.Topic, body)
 			}
-			l.open.Push(command{first + uint32(i), 1, b.intended})
+			l.open.Push(command{first + uint32(i), batch{b.intended, 1, b.size}})
 		}
 		w.unanswered += int(b.count)
 	}
