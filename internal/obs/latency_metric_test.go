@@ -5,8 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/histogram"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -35,4 +37,20 @@ func TestLatencyMetricCountsWhatIsBelowEachBound(t *testing.T) {
 	if len(want) > 0 {
 		t.Errorf("no bucket for %v", want)
 	}
+}
+
+// The sum is HdrHistogram's.
+func TestLatencyMetricHasTheSumOfAnHdrHistogram(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l, h := histogram.NewLatency(), hdrhistogram.New(histogram.LowestMicros, histogram.HighestMicros, histogram.Digits)
+		for _, micros := range rapid.SliceOf(rapid.OneOf(rapid.Int64Range(0, histogram.HighestMicros), rapid.Int64Range(0, 2000))).Draw(t, "micros") {
+			l.Record(time.Duration(micros) * time.Microsecond)
+			testkit.Must(t, h.RecordValue(micros))
+		}
+		var m dto.Metric
+		testkit.Must(t, obs.LatencyMetric(l, prometheus.NewDesc("x", "help", nil, nil)).Write(&m))
+		if got, want := m.GetHistogram().GetSampleSum(), h.Mean()*float64(h.TotalCount())/1e6; math.Abs(got-want) > 1e-9*(want+1) {
+			t.Fatalf("sum %v, want %v", got, want)
+		}
+	})
 }

@@ -469,11 +469,11 @@ func TestABrokerThatWasTakenOverYields(t *testing.T) {
 	})
 	thaw()
 	stored := append(c.acked, "by a stock producer")
-	if err := stock.Publish("t", []byte("late")); err == nil { // it knew already, and the new owner answered
+	err := stock.Publish("t", []byte("late"))
+	if err == nil { // it knew already, and the new owner answered
 		stored = append(stored, "late")
-	} else {
-		testkit.ErrorHas(t, err, "E_QUEUE_FULL")
 	}
+	unknown := err != nil && !strings.Contains(err.Error(), "E_QUEUE_FULL") // the connection ended before the answer
 	testkit.WaitFor(t, "the topic is gone there", func() bool {
 		text, _, err := localtest.Ask("GET", "http://"+frozen.HTTP+"/stats?format=json", "")
 		return err == nil && !strings.Contains(text, `"topic_name":"t"`)
@@ -483,7 +483,9 @@ func TestABrokerThatWasTakenOverYields(t *testing.T) {
 	all.Want(t, stored...)
 	select {
 	case body := <-all:
-		t.Errorf("%q came, which was refused, or again", body)
+		if body != "late" || !unknown {
+			t.Errorf("%q came, which was refused, or again", body)
+		}
 	default:
 	}
 }
