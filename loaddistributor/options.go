@@ -89,7 +89,7 @@ type options struct {
 	webhookSecurity   secure.ClientConfig // for the receiver of webhook
 	hook              *webhook.Config     // made from webhook and webhookSecurity; nil: none
 
-	// Of the console, for admission's servers and gateways.
+	// The console reaches admission's servers and gateways with these.
 	admissionAddresses, gatewayAddresses daemon.List
 	admissionSecurity, gatewaySecurity   secure.ClientConfig
 	admissionOptions                     []grpc.DialOption // made from admissionSecurity

@@ -94,8 +94,8 @@ func (w *worker) acknowledge(l *link, body []byte, now mono.Time) error {
 	return w.answer(l, nil, now)
 }
 
-// redirect connects a publisher to the broker at the given address, in place of the broker of l. What has no
-// PUBACK was not accepted, and waits for the new broker, as a device with QoS 1 sends it again.
+// redirect connects a publisher to the broker at the given address, in place of the broker of l. Messages
+// without a PUBACK wait for the new broker: a device with QoS 1 sends such messages again.
 func (w *worker) redirect(l *link, address string, now mono.Time) {
 	p := l.publisher
 	p.target = address
