@@ -4,8 +4,8 @@
 //
 // A client (client.go, publish.go, batch.go, buffers.go) is the part that all connections share. It
 // sees its driver as an interface. There are two drivers:
-//   - On Linux, event loops (loop_linux.go, secure_linux.go) serve plain and encrypted
-//     connections.
+//   - On Linux, event loops (loop_linux.go, timers_linux.go) serve plain connections, and with
+//     secure_linux.go encrypted connections.
 //   - A goroutine for each connection (goroutine.go, upgrade.go), and a second goroutine for a
 //     subscriber's writes (writer.go), serve compressed connections, and all connections on other
 //     systems.

@@ -235,23 +235,3 @@ func (attributed) AppendMessage(dst []byte, m *wire.Message, attribute []byte) [
 
 // DeviceIdentity returns the identity of a publisher that a rule of MQTT names.
 func DeviceIdentity(as string) police.Identity { return police.Identity{Kind: "device", ID: as} }
-
-// addPublisher registers the client, or the publisher that a rule of MQTT names, as a publisher of the
-// topic.
-func (c *client) addPublisher(t *broker.Topic, as string) *broker.Publisher {
-	o := c.pubs.origin
-	if as != "" {
-		return t.AddPublisher(as, hostOf(c.remote), DeviceIdentity(as))
-	}
-	if o == nil {
-		return t.AddPublisher(c.peer.Identity().ClientID, hostOf(c.remote), c.identity())
-	}
-	var publisher *broker.Publisher
-	if o.Visits {
-		publisher = t.Visit(c.identity())
-	} else {
-		publisher = t.AddPublisher(o.ClientID, o.Host, c.identity())
-	}
-	publisher.Forwarded(o.Broker)
-	return publisher
-}

@@ -460,6 +460,21 @@ func (l *loop) readOnce(s *slot) {
 	}
 }
 
+// read reads the available bytes of the stream. socketBytes counts the bytes read from the socket.
+func (s *slot) read() (socketBytes int, err error) {
+	if s.secure != nil {
+		return s.readTLS()
+	}
+	n, err := s.client.in.Read(s.client.buf[s.client.w:])
+	s.client.w += n
+	return n, err
+}
+
+// unread reports whether the loop must read from the connection although no event will come.
+func (s *slot) unread() bool {
+	return s.phase == open && !s.offloaded && len(s.pending) < maxPendingReplies && (s.client.paused || s.secure != nil && s.secure.buffered)
+}
+
 // afterConsume continues after consume, according to its results.
 func (l *loop) afterConsume(s *slot, v verdict, err error) {
 	switch v {
@@ -730,6 +745,18 @@ func (l *loop) flush(s *slot) error {
 	return nil
 }
 
+// seal returns the bytes to write to the socket for b: b itself without TLS. They are valid until the next
+// call.
+func (l *loop) seal(s *slot, b []byte) ([]byte, error) {
+	if s.secure == nil {
+		return b, nil
+	}
+	return l.sealTLS(s, b)
+}
+
+// unsent reports whether TLS has output to write.
+func (s *slot) unsent() bool { return s.secure != nil && len(s.secure.out) > 0 }
+
 // wrote records the messages that are on the socket.
 func (l *loop) wrote(s *slot, g *broker.Outgoing) {
 	if n := g.Messages(); n > 0 {
@@ -930,99 +957,4 @@ func (l *loop) moveConn(s *slot, to *loop) bool {
 	s.phase, s.loop = arriving, to
 	to.inbox.put(s)
 	return true
-}
-
-// nextTimer returns the time of the connection's next timer.
-func (s *slot) nextTimer() mono.Time {
-	next := mono.Never
-	switch s.phase {
-	case open:
-		next = s.client.sess.Deadline()
-	case lingering:
-		next = s.lingerEnd
-	}
-	if len(s.pending) > 0 {
-		next = min(next, s.writeBy)
-	}
-	return next
-}
-
-var errWriteTimeout = errors.New("the peer reads nothing")
-
-// expire handles the connections whose timers are due.
-func (l *loop) expire(now mono.Time) {
-	for len(l.timers) > 0 && !now.Before(l.timers[0].checkAt) {
-		s := l.timers[0]
-		if s.offloaded { // the offloaded operation owns the session, so heartbeats wait
-			if s.peerClosed && !s.fdClosed && !now.Before(s.lingerEnd) {
-				l.abandon(s)
-			}
-			s.checkAt = now.Add(lingerTime)
-			heap.Fix(&l.timers, s.heapIndex)
-			continue
-		}
-		switch next := s.nextTimer(); {
-		case now.Before(next):
-		case s.phase == lingering:
-			l.shut(s)
-			continue
-		case len(s.pending) > 0 && !now.Before(s.writeBy):
-			l.fail(s, errWriteTimeout)
-			continue
-		default:
-			s.client.sess.Tick(now)
-			l.markDirty(s)
-		}
-		if s.checkAt = s.nextTimer(); s.checkAt == mono.Never {
-			heap.Remove(&l.timers, s.heapIndex)
-		} else {
-			heap.Fix(&l.timers, s.heapIndex)
-		}
-	}
-	l.flushAll()
-}
-
-// timerHeap orders connections by their next timer.
-type timerHeap []*slot
-
-func (h timerHeap) next() mono.Time {
-	if len(h) == 0 {
-		return mono.Never
-	}
-	return h[0].checkAt
-}
-
-// noLater makes expire check the connection at the given time or earlier. A timer that moves to a
-// later time keeps its place, because an early check is cheap.
-func (h *timerHeap) noLater(s *slot, at mono.Time) {
-	switch {
-	case s.heapIndex < 0 && at != mono.Never:
-		s.checkAt = at
-		heap.Push(h, s)
-	case s.heapIndex >= 0 && at < s.checkAt:
-		s.checkAt = at
-		heap.Fix(h, s.heapIndex)
-	}
-}
-
-func (h timerHeap) Len() int           { return len(h) }
-func (h timerHeap) Less(i, j int) bool { return h[i].checkAt < h[j].checkAt }
-func (h timerHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].heapIndex, h[j].heapIndex = i, j
-}
-
-func (h *timerHeap) Push(x any) {
-	s := x.(*slot)
-	s.heapIndex = len(*h)
-	*h = append(*h, s)
-}
-
-func (h *timerHeap) Pop() any {
-	last := len(*h) - 1
-	s := (*h)[last]
-	(*h)[last] = nil
-	*h = (*h)[:last]
-	s.heapIndex = -1
-	return s
 }

@@ -152,6 +152,26 @@ func (c *client) publishTo(name, as []byte) (*target, error) {
 	return &c.pubs.targets[len(c.pubs.targets)-1], nil
 }
 
+// addPublisher registers the client, or the publisher that a rule of MQTT names, as a publisher of the
+// topic.
+func (c *client) addPublisher(t *broker.Topic, as string) *broker.Publisher {
+	o := c.pubs.origin
+	if as != "" {
+		return t.AddPublisher(as, hostOf(c.remote), DeviceIdentity(as))
+	}
+	if o == nil {
+		return t.AddPublisher(c.peer.Identity().ClientID, hostOf(c.remote), c.identity())
+	}
+	var publisher *broker.Publisher
+	if o.Visits {
+		publisher = t.Visit(c.identity())
+	} else {
+		publisher = t.AddPublisher(o.ClientID, o.Host, c.identity())
+	}
+	publisher.Forwarded(o.Broker)
+	return publisher
+}
+
 // identity returns the publisher's identity: from the auth server, else from the certificate, else
 // the client id, else the host.
 func (c *client) identity() police.Identity {

@@ -101,23 +101,10 @@ func netConn(fd int, remote string) (net.Conn, error) {
 	return net.FileConn(f)
 }
 
-// unread reports whether the loop must read from the connection although no event will come.
-func (s *slot) unread() bool {
-	return s.phase == open && !s.offloaded && len(s.pending) < maxPendingReplies && (s.client.paused || s.secure != nil && s.secure.buffered)
-}
-
-// unsent reports whether TLS has output to write.
-func (s *slot) unsent() bool { return s.secure != nil && len(s.secure.out) > 0 }
-
-// read reads the available bytes of the stream and records whether more may be buffered. socketBytes
-// counts the bytes read from the socket: TLS records cost work even if they contain little data.
-func (s *slot) read() (socketBytes int, err error) {
+// readTLS is read with TLS, and records whether more may be buffered. TLS records cost work even if they
+// contain little data.
+func (s *slot) readTLS() (socketBytes int, err error) {
 	sec, space := s.secure, s.client.buf[s.client.w:]
-	if sec == nil {
-		socketBytes, err = s.client.in.Read(space)
-		s.client.w += socketBytes
-		return socketBytes, err
-	}
 	from := sec.Offset()
 	n, err := s.client.in.Read(space)
 	s.client.w += n
@@ -125,12 +112,9 @@ func (s *slot) read() (socketBytes int, err error) {
 	return int(sec.Offset() - from), err
 }
 
-// seal returns the bytes to write to the socket for b. They are valid until the next call.
-func (l *loop) seal(s *slot, b []byte) ([]byte, error) {
+// sealTLS is seal with TLS.
+func (l *loop) sealTLS(s *slot, b []byte) ([]byte, error) {
 	sec := s.secure
-	if sec == nil {
-		return b, nil
-	}
 	sec.out = append(l.sealed[:0], sec.out...)
 	var err error
 	if len(b) > 0 {
