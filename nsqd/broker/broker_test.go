@@ -349,7 +349,7 @@ var _ = Describe("a broker", func() {
 		now.Store(int64(time.Hour))
 		b := start(func(c *broker.Config) { c.Now = func() mono.Time { return mono.Time(now.Load()) } })
 		t := topic(b, "t")
-		t.Limit(broker.SLO{Quantile: 0.99, Latency: 10 * time.Millisecond}, false)
+		testkit.Result(b.Node().Prepare("t", nil, 0, 10*time.Millisecond, 0.99, 0, nil)).Must(GinkgoTB())
 		t.SetShare(tokenbucket.Share{Rate: tokenbucket.PerSecond(1e6), Burst: 100}, 100*tokenbucket.Token)
 		put := func() {
 			GinkgoHelper()
@@ -530,7 +530,7 @@ var _ = Describe("a broker", func() {
 			Expect(publish(t, "x")).To(Succeed())
 		}),
 		Entry("a message that has no share", func(t *broker.Topic) {
-			t.Limit(broker.SLO{}, false)
+			t.SetShare(tokenbucket.Share{}, 0)
 			Expect(publish(t, "x")).To(Succeed())
 		}),
 		Entry("a message in a paused topic", func(t *broker.Topic) {

@@ -101,7 +101,7 @@ func (s *Subscription) Finish(id wire.MessageID) error {
 	return s.FinishBatch(s.topic.runner.shared.now(), ids[:], errs[:0])[0]
 }
 
-// SetShare is SetLeased with a share that never ends.
+// SetShare is terms.SetLeased with a share that never ends.
 func (t *Topic) SetShare(share tokenbucket.Share, granted tokenbucket.Tokens) tokenbucket.Tokens {
 	return t.terms.SetLeased(share, queue.Forever(share), granted)
 }

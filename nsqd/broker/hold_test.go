@@ -136,7 +136,6 @@ func limited(b *broker.Broker, p *pulse) *broker.Topic {
 	GinkgoHelper()
 	p.start(b.Node())
 	t := topic(b, "t")
-	t.Limit(broker.SLO{}, false)
 	testkit.Result(grant(b.Node(), "t", tokenbucket.Share{Rate: 1000, Burst: 5000}, 5000*tokenbucket.Token)).Must(GinkgoTB())
 	return t
 }

@@ -9,8 +9,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -91,7 +91,7 @@ var _ = Describe("A channel in a cluster", func() {
 		Expect(subscribe(b, "own")).To(Succeed())
 		publishAll(topic(b, "t"), 0, 10)
 		share := tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 100}
-		topic(b, "t").SetLeased(share, queue.Forever(share), tokenbucket.Tokens(100*tokenbucket.Token))
+		testkit.Result(grant(b.Node(), "t", share, 100*tokenbucket.Token)).Must(GinkgoTB())
 		Eventually(func() int { return held(b, "anew") }).Should(Equal(10))
 		stop()
 

@@ -257,7 +257,7 @@ func (n *Node) HoldFrom(at mono.Time) {
 	}
 }
 
-// Renew is Topic.Renew. It returns false if the topic does not exist.
+// Renew is terms.Renew. It returns false if the topic does not exist.
 func (n *Node) Renew(topic string, flexUntil, until mono.Time) (flex bool) {
 	t, err := n.broker().Topic([]byte(topic))
 	return err == nil && t.terms.Renew(flexUntil, until)

@@ -47,6 +47,11 @@ type Published struct {
 	NoWait bool
 }
 
+// Publish is intake.Publish.
+func (t *Topic) Publish(now mono.Time, wall mono.Wall, p Published) error {
+	return t.intake.Publish(now, wall, p)
+}
+
 // Publish accepts one message.
 // Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrRetired, ErrDraining, ErrBusy.
 func (in *intake) Publish(now mono.Time, wall mono.Wall, p Published) error {
@@ -70,6 +75,11 @@ const (
 	largeBytes = 256 << 10
 	batchSlice = 256
 )
+
+// PublishBatch is intake.PublishBatch.
+func (t *Topic) PublishBatch(now mono.Time, wall mono.Wall, p Published, bodies Bodies) error {
+	return t.intake.PublishBatch(now, wall, p, bodies)
+}
 
 // PublishBatch accepts all messages or none. The messages share the properties of p, which
 // has no body. Errors: as Publish.
@@ -249,6 +259,11 @@ func (in *intake) accept(now mono.Time, s *step, p Published, later bool) (err e
 	return err
 }
 
+// PublishEach is intake.PublishEach.
+func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, errs []error) []error {
+	return t.intake.PublishEach(now, wall, batch, errs)
+}
+
 // PublishEach accepts messages one by one, in order, while holding the lock once. It
 // appends the result of each message to errs: nil, or an error of Publish. It stops after
 // ErrBusy, ErrGone or ErrRetired. It returns ErrBusy where Publish would wait, and always
@@ -398,6 +413,11 @@ func (in *intake) writeThrough(s *step, msgs []*queue.Message) (end commitlog.Of
 	return first + commitlog.Offset(len(msgs)), nil
 }
 
+// StoreEach is intake.StoreEach.
+func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []error {
+	return t.intake.StoreEach(wall, batch, errs)
+}
+
 // StoreEach accepts messages one by one, in order, like Publish, with a single write. It
 // appends the result of each message to errs: nil, or an error of Publish. Requires:
 // Durable.
@@ -453,11 +473,17 @@ func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []e
 	return append(errs, results...)
 }
 
+// Durable is intake.Durable.
+func (t *Topic) Durable() bool { return t.intake.Durable() }
+
 // Durable reports whether messages count as accepted only after Sync.
 func (in *intake) Durable() bool { return in.runner.through && in.runner.shared.cfg.Storage.cfg.Fsync }
 
 // Stored is a position in the topic's log.
 type Stored struct{ end commitlog.Offset }
+
+// Sync is intake.Sync.
+func (t *Topic) Sync(upTo Stored) error { return t.intake.Sync(upTo) }
 
 // Sync returns after previously published messages are on stable storage. Many callers
 // share one fsync. After ErrStorage or ErrDraining the state of these messages is unknown;

@@ -46,6 +46,11 @@ type Publisher struct {
 // yet.
 func (p *Publisher) Forwarded(by string) { p.forwarder = by }
 
+// AddPublisher is intake.AddPublisher.
+func (t *Topic) AddPublisher(clientID, host string, as police.Identity) *Publisher {
+	return t.intake.AddPublisher(clientID, host, as)
+}
+
 // AddPublisher counts a connection as a publisher until Leave, which may be called once.
 // clientID is from IDENTIFY and may be empty; host is the connection's address; as is the
 // identity for pacing.
@@ -80,6 +85,9 @@ func (p *Publisher) owner() police.Identity {
 	}
 	return police.Identity{Kind: "addr", ID: p.host}
 }
+
+// Visit is intake.Visit.
+func (t *Topic) Visit(as police.Identity) *Publisher { return t.intake.Visit(as) }
 
 // Visit is AddPublisher for a publication without a connection, such as HTTP. The publisher
 // is paced, but does not count as one of the topic's publishers.
@@ -333,6 +341,9 @@ type PacedPublisher struct {
 	Weight        float64
 }
 
+// Paced is intake.Paced.
+func (t *Topic) Paced(publishers bool) Paced { return t.intake.Paced(publishers) }
+
 // Paced returns the current state, with publishers if requested, sorted by identity.
 func (in *intake) Paced(publishers bool) Paced {
 	in.runner.mu.Lock()
@@ -360,6 +371,9 @@ func (in *intake) Paced(publishers bool) Paced {
 	}
 	return s
 }
+
+// SetPacing is intake.SetPacing.
+func (t *Topic) SetPacing(mode PaceMode, weights []police.Group) { t.intake.SetPacing(mode, weights) }
 
 // SetPacing replaces the topic's mode and the weights of its publishers.
 func (in *intake) SetPacing(mode PaceMode, weights []police.Group) {

@@ -13,7 +13,6 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
-	"github.com/srtm-io/srtm/pacing/police"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -219,48 +218,6 @@ func hash(name string) uint64 {
 	return h.Sum64()
 }
 
-// The topic's publications: see the methods of intake.
-
-// Publish is intake.Publish.
-func (t *Topic) Publish(now mono.Time, wall mono.Wall, p Published) error {
-	return t.intake.Publish(now, wall, p)
-}
-
-// PublishBatch is intake.PublishBatch.
-func (t *Topic) PublishBatch(now mono.Time, wall mono.Wall, p Published, bodies Bodies) error {
-	return t.intake.PublishBatch(now, wall, p, bodies)
-}
-
-// PublishEach is intake.PublishEach.
-func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, errs []error) []error {
-	return t.intake.PublishEach(now, wall, batch, errs)
-}
-
-// StoreEach is intake.StoreEach.
-func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []error {
-	return t.intake.StoreEach(wall, batch, errs)
-}
-
-// Durable is intake.Durable.
-func (t *Topic) Durable() bool { return t.intake.Durable() }
-
-// Sync is intake.Sync.
-func (t *Topic) Sync(upTo Stored) error { return t.intake.Sync(upTo) }
-
-// AddPublisher is intake.AddPublisher.
-func (t *Topic) AddPublisher(clientID, host string, as police.Identity) *Publisher {
-	return t.intake.AddPublisher(clientID, host, as)
-}
-
-// Visit is intake.Visit.
-func (t *Topic) Visit(as police.Identity) *Publisher { return t.intake.Visit(as) }
-
-// Paced is intake.Paced.
-func (t *Topic) Paced(publishers bool) Paced { return t.intake.Paced(publishers) }
-
-// SetPacing is intake.SetPacing.
-func (t *Topic) SetPacing(mode PaceMode, weights []police.Group) { t.intake.SetPacing(mode, weights) }
-
 // terms hold a topic's contract and SLO.
 type terms struct {
 	runner *runner // set once
@@ -303,14 +260,6 @@ func (t *terms) Renew(flexUntil, until mono.Time) (flex bool) {
 		flex = t.runner.mu.core.Contract().Limited() && t.runner.mu.core.Renew(now, flexUntil, until, &s.fx)
 	})
 	return flex
-}
-
-// Limit is terms.Limit.
-func (t *Topic) Limit(slo SLO, reject bool) { t.terms.Limit(slo, reject) }
-
-// SetLeased is terms.SetLeased.
-func (t *Topic) SetLeased(share tokenbucket.Share, lease queue.Lease, granted tokenbucket.Tokens) tokenbucket.Tokens {
-	return t.terms.SetLeased(share, lease, granted)
 }
 
 // Contract puts the topic of a standalone broker under a contract. A topic that is already

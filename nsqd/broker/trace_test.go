@@ -14,8 +14,8 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -42,7 +42,7 @@ var _ = Describe("A release trace", func() {
 		t := topic(b, "t")
 		Expect(t.CreateChannel("c")).To(Succeed())
 		before := clock.Mono()
-		t.Limit(broker.SLO{}, false)
+		t.SetShare(tokenbucket.Share{}, 0)
 		for range 3 {
 			Expect(publish(t, "m")).To(Succeed())
 		}
@@ -73,9 +73,8 @@ var _ = Describe("A release trace", func() {
 	It("shows the end of a lease at its end", func() {
 		b := start(nil)
 		t := topic(b, "t")
-		t.Limit(broker.SLO{}, false)
 		whole, base := tokenbucket.Share{Rate: 2000, Burst: 2}, tokenbucket.Share{Rate: 1000, Burst: 1}
-		t.SetLeased(whole, queue.Lease{Base: base, FlexUntil: clock.Mono().Add(time.Hour), Until: mono.Never}, 0)
+		testkit.Result(b.Node().Grant("t", whole, base, clock.Mono().Add(time.Hour), mono.Never, 0)).Must(GinkgoTB())
 		Expect(t.Renew(clock.Mono().Add(2*time.Hour), clock.Mono().Add(3*time.Hour))).To(BeTrue())
 		Expect(t.Stats().Share).To(Equal(whole))
 		Expect(t.Renew(clock.Mono().Add(-time.Hour), clock.Mono().Add(time.Hour))).To(BeTrue(), "until now")

@@ -15,6 +15,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsq/frames"
@@ -334,11 +336,9 @@ var _ = overBoth("a connection", func() {
 
 	It("says when to come back where the policy is to reject", func() {
 		n := start(nil)
-		topic, err := n.broker.CreateTopic("t")
-		Expect(err).NotTo(HaveOccurred())
-		topic.Limit(broker.SLO{}, true)
+		testkit.Result(n.broker.Node().Prepare("t", nil, 0, 0, 0, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT, nil)).Must(GinkgoTB())
 		share := tokenbucket.Share{Rate: tokenbucket.PerSecond(0.5), Burst: 1}
-		topic.SetLeased(share, queue.Forever(share), tokenbucket.Token)
+		testkit.Result(n.broker.Node().Grant("t", share, share, mono.Never, mono.Never, tokenbucket.Token)).Must(GinkgoTB())
 		p := n.dial()
 		p.send(wire.AppendPub(nil, "t", []byte("conformant")))
 		p.expect(wire.FrameResponse, "OK")

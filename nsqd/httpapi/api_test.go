@@ -22,6 +22,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
@@ -32,7 +33,6 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
-	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -382,9 +382,8 @@ func TestAFullTopicRefuses(t *testing.T) {
 	n.expect("POST", "/channel/create?topic=u&channel=c", "", 200, "")
 	n.expect("POST", "/topic/limit?topic=u&rate=0.001&burst=1&policy=reject", "", 200, "")
 	n.expect("POST", "/pub?topic=u", "x", 429, "RATE_LIMITED") // its bucket begins empty
-	u := testkit.Result(n.broker.Topic([]byte("u"))).Must(t)
 	share := tokenbucket.Share{Rate: 1, Burst: 1}
-	u.SetLeased(share, queue.Forever(share), tokenbucket.Token)
+	testkit.Result(n.broker.Node().Grant("u", share, share, mono.Never, mono.Never, tokenbucket.Token)).Must(t)
 	n.expect("POST", "/pub?topic=u", "x", 200, "OK")
 	n.expect("POST", "/pub?topic=u", "x", 429, "RATE_LIMITED")
 }
