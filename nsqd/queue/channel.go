@@ -161,6 +161,35 @@ func (c *Channel) open() bool {
 	return c.ephemeral || !c.cursor.behind && c.space() > 0 || c.cursor.log.room(1)
 }
 
+// release takes a message that the topic releases. It returns true if the channel falls behind,
+// and then the log must store the message.
+func (c *Channel) release(now mono.Time, m *Message) (behind bool) {
+	if m.Offset < c.cursor.window.end() && !c.cursor.backlog.isPending(c.cursor.window.get(m.Offset)) {
+		return false // the channel had the message before
+	}
+	c.counters.Messages++
+	switch {
+	case !c.cursor.tracked:
+		if c.ephemeral && c.space() <= 0 {
+			c.counters.Dropped++
+			return false
+		}
+		c.items.enter(now, m)
+	case m.Offset < c.cursor.window.end():
+		c.cursor.window.set(m.Offset, m)
+		c.items.enter(now, m)
+	case c.cursor.behind || c.space() <= 0:
+		c.cursor.behind = true
+		c.cursor.late++
+		return true
+	default:
+		c.cursor.reach(m.Offset)
+		c.cursor.window.push(m)
+		c.items.enter(now, m)
+	}
+	return false
+}
+
 // dispatch delivers ready messages to consumers with credit, in turn.
 func (c *Channel) dispatch(now mono.Time, fx *Effects) {
 	if c.starved {

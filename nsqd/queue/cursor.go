@@ -159,35 +159,6 @@ func (c *cursor) takes(m *Message) bool {
 
 // The steps of a channel that takes messages by its cursor.
 
-// release takes a message that the topic releases. It returns true if the channel falls behind,
-// and then the log must store the message.
-func (c *Channel) release(now mono.Time, m *Message) (behind bool) {
-	if m.Offset < c.cursor.window.end() && !c.cursor.backlog.isPending(c.cursor.window.get(m.Offset)) {
-		return false // the channel had the message before
-	}
-	c.counters.Messages++
-	switch {
-	case !c.cursor.tracked:
-		if c.ephemeral && c.space() <= 0 {
-			c.counters.Dropped++
-			return false
-		}
-		c.items.enter(now, m)
-	case m.Offset < c.cursor.window.end():
-		c.cursor.window.set(m.Offset, m)
-		c.items.enter(now, m)
-	case c.cursor.behind || c.space() <= 0:
-		c.cursor.behind = true
-		c.cursor.late++
-		return true
-	default:
-		c.cursor.reach(m.Offset)
-		c.cursor.window.push(m)
-		c.items.enter(now, m)
-	}
-	return false
-}
-
 // wants returns the offset and the number of messages that the channel needs from the log: see
 // backlog.wants.
 func (c *Channel) wants() (from Offset, n int) {
