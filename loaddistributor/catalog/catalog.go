@@ -455,6 +455,43 @@ func (e TopicPlaced) apply(c *Catalog) ([]Effect, error) {
 	return []Effect{PlacementChanged{name}, StateChanged{name, Absent, Preparing, ""}}, nil
 }
 
+// checkRoom returns an error if the plan does not fit the brokers. The quotas of the old plan
+// count as free for this topic. A plan may exceed the free capacity if it leaves a broker
+// that is drained by force.
+func (all brokers) checkRoom(plan, old placement.Plan) error {
+	forced := slices.ContainsFunc(old.Quotas, func(q placement.Quota) bool {
+		return all[q.Broker].Forced && plan.On(q.Broker) < 0
+	})
+	planned := map[string]bool{}
+	for _, q := range plan.Quotas {
+		b := all[q.Broker]
+		increase := q.Rate - rateOn(old, q.Broker)
+		switch {
+		case b == nil || !b.Connected:
+			return &PlanError{q.Broker, "it is not connected"}
+		case planned[q.Broker]:
+			return &PlanError{q.Broker, "it has two quotas"}
+		case q.Rate < 0:
+			return &PlanError{q.Broker, fmt.Sprintf("a quota of %d msg/s", q.Rate)}
+		case increase <= 0:
+		case b.Draining:
+			return &PlanError{q.Broker, "it is draining"}
+		case increase > b.Mcap-b.Allocated && !forced: // no overflow: all are >= 0
+			return &PlanError{q.Broker, fmt.Sprintf("%d msg/s on top of %d, with mcap %d", increase, b.Allocated, b.Mcap)}
+		}
+		planned[q.Broker] = true
+	}
+	return nil
+}
+
+func (all brokers) endpoints(plan placement.Plan) []Endpoint {
+	var members []Endpoint
+	for _, q := range plan.Quotas {
+		members = append(members, all[q.Broker].endpoint())
+	}
+	return members
+}
+
 // insert adds t to the indexes and reserves its quotas. Requires: the topic's name and
 // key are free, and its brokers are known.
 func (c *Catalog) insert(t *topic) {
@@ -476,6 +513,22 @@ func (c *Catalog) insert(t *topic) {
 	}
 }
 
+// reserved returns the topic's reservation on a broker, in msg/s.
+func (t *topic) reserved(id string) int64 {
+	rate := rateOn(t.plan, id)
+	if t.next != nil {
+		rate = max(rate, rateOn(t.next.Plan, id))
+	}
+	return rate
+}
+
+func rateOn(plan placement.Plan, id string) int64 {
+	if i := plan.On(id); i >= 0 {
+		return plan.Quotas[i].Rate
+	}
+	return 0
+}
+
 func (e MemberPrepared) apply(c *Catalog) ([]Effect, error) {
 	t := c.topics[e.Topic]
 	if t == nil {
@@ -488,6 +541,18 @@ func (e MemberPrepared) apply(c *Catalog) ([]Effect, error) {
 	t.setPrepared(e.Broker, true)
 	delete(c.brokers[e.Broker].leftovers, e.Topic) // the new topic replaced the leftover
 	return c.changes(before), nil
+}
+
+// setPrepared sets the broker's prepared flag in the present plan and in the next plan.
+func (t *topic) setPrepared(id string, prepared bool) {
+	if i := t.member(id); i >= 0 {
+		t.prepared[i] = prepared
+	}
+	if t.next != nil {
+		if i := t.next.Plan.On(id); i >= 0 {
+			t.next.prepared[i] = prepared
+		}
+	}
 }
 
 func (e TopicActivated) apply(c *Catalog) ([]Effect, error) {

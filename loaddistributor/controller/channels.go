@@ -118,27 +118,6 @@ func (ch *channels) orderChannels(s *Session, topic catalog.Topic, names []strin
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_ChannelOrder{ChannelOrder: order}})
 }
 
-// identity returns the topic's identity for brokers; nil: unknown.
-func (p *pipeline) identity(topic catalog.Topic) *srtmv1.TopicIdentity {
-	if topic.Created == 0 {
-		return nil
-	}
-	return &srtmv1.TopicIdentity{Log: p.next.Log(), Created: topic.Created}
-}
-
-func channelProto(c catalog.Channel) *srtmv1.TopicChannel {
-	return &srtmv1.TopicChannel{Name: c.Name, Created: c.Created, Paused: c.Paused}
-}
-
-// channelsProto converts channels for PrepareTopic and for lists.
-func channelsProto(channels []catalog.Channel) []*srtmv1.TopicChannel {
-	list := make([]*srtmv1.TopicChannel, len(channels))
-	for i, c := range channels {
-		list[i] = channelProto(c)
-	}
-	return list
-}
-
 // whenApplied arranges that finished is called, with the lock held, after the staged
 // changes of a topic's channels are committed and the connected brokers of the topic have
 // applied them.

@@ -81,3 +81,16 @@ func fitProto(f tuner.Status) *srtmv1.Fit {
 	}
 	return p
 }
+
+func channelProto(c catalog.Channel) *srtmv1.TopicChannel {
+	return &srtmv1.TopicChannel{Name: c.Name, Created: c.Created, Paused: c.Paused}
+}
+
+// channelsProto converts channels for PrepareTopic and for lists.
+func channelsProto(channels []catalog.Channel) []*srtmv1.TopicChannel {
+	list := make([]*srtmv1.TopicChannel, len(channels))
+	for i, c := range channels {
+		list[i] = channelProto(c)
+	}
+	return list
+}

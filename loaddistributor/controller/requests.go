@@ -152,6 +152,14 @@ func (q *requests) prepare(s *Session, r request, spec *catalog.Spec) {
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: order}})
 }
 
+// identity returns the topic's identity for brokers; nil: unknown.
+func (p *pipeline) identity(topic catalog.Topic) *srtmv1.TopicIdentity {
+	if topic.Created == 0 {
+		return nil
+	}
+	return &srtmv1.TopicIdentity{Log: p.next.Log(), Created: topic.Created}
+}
+
 // announce tells connected brokers whether the topic retires from them.
 func (q *requests) announce(name string, spec *catalog.Spec, brokers []string, now time.Time) {
 	for _, id := range brokers {

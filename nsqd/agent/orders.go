@@ -87,15 +87,6 @@ func (q *orderQueue) carryOut(batch []*srtmv1.ChannelOrder) (faults []*srtmv1.Ch
 	return faults
 }
 
-// changesTopic reports whether m must be ordered with ChannelOrders.
-func changesTopic(m *srtmv1.ControllerMessage) bool {
-	switch m.Message.(type) {
-	case *srtmv1.ControllerMessage_Prepare, *srtmv1.ControllerMessage_Remove, *srtmv1.ControllerMessage_Seek, *srtmv1.ControllerMessage_TakeOver:
-		return true
-	}
-	return false
-}
-
 // channelsApplied answers the orders up to upTo.
 func (o *owner) channelsApplied(l *controlLink, upTo uint64, faults []*srtmv1.ChannelFault) {
 	if o.control == l {

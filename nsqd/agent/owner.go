@@ -174,6 +174,15 @@ func (a *core) controlReconnector(ctx context.Context) reconnector[srtmv1.Broker
 	}
 }
 
+// changesTopic reports whether m must be ordered with ChannelOrders.
+func changesTopic(m *srtmv1.ControllerMessage) bool {
+	switch m.Message.(type) {
+	case *srtmv1.ControllerMessage_Prepare, *srtmv1.ControllerMessage_Remove, *srtmv1.ControllerMessage_Seek, *srtmv1.ControllerMessage_TakeOver:
+		return true
+	}
+	return false
+}
+
 func (o *owner) controlUp(l *controlLink) {
 	cfg := &o.cfg
 	topics := o.node.Topics()

@@ -51,23 +51,6 @@ func (l *Ledger) Change(name string, terms Terms, target []share.Assigned, await
 	return l.replace(t, terms, sorted), nil
 }
 
-// replace puts new terms in force. Requires: terms are checked; target is sorted.
-func (l *Ledger) replace(t *topic, terms Terms, target []share.Assigned) []Grant {
-	adopted := t.contract.IsZero() || len(t.awaited) > 0
-	t.contract, t.flex, t.initial = terms.Contract, terms.Flex, target
-	if adopted && t.unheard == nil && !terms.Former.IsZero() {
-		l.bound(t, terms.Former)
-	}
-	l.aim(t, target)
-	if !adopted {
-		return l.advance(t)
-	}
-	for _, a := range target {
-		l.await(t, []string{a.Broker})
-	}
-	return l.resume(t)
-}
-
 // await makes a topic wait for the given brokers that have not been heard.
 func (l *Ledger) await(t *topic, brokers []string) {
 	for _, id := range brokers {

@@ -170,6 +170,23 @@ func (l *Ledger) SetContract(name string, terms Terms, initial []share.Assigned)
 	return l.replace(t, terms, target), nil
 }
 
+// replace puts new terms in force. Requires: terms are checked; target is sorted.
+func (l *Ledger) replace(t *topic, terms Terms, target []share.Assigned) []Grant {
+	adopted := t.contract.IsZero() || len(t.awaited) > 0
+	t.contract, t.flex, t.initial = terms.Contract, terms.Flex, target
+	if adopted && t.unheard == nil && !terms.Former.IsZero() {
+		l.bound(t, terms.Former)
+	}
+	l.aim(t, target)
+	if !adopted {
+		return l.advance(t)
+	}
+	for _, a := range target {
+		l.await(t, []string{a.Broker})
+	}
+	return l.resume(t)
+}
+
 // enter checks the arguments. It returns the topic, creating a new topic without a contract, and target
 // sorted by broker.
 func (l *Ledger) enter(name string, terms Terms, target []share.Assigned) (t *topic, sorted []share.Assigned, err error) {
