@@ -315,7 +315,7 @@ convergence: build/bench ## the paper's Table 1 with real processes, into build/
 SEED   ?= 1
 TRACES ?= ../shared/traces
 
-figures: build build/bench ## the figures of the paper and beyond, into docs/evaluation: about 15 minutes (ONLY= SEED= TRACES=)
+figures: build build/bench ## the figures of the paper and beyond, into docs/evaluation: about an hour on an idle machine, most of it for what is live (ONLY= SEED= TRACES=)
 	@build/bench figures --seed=$(SEED) --traces=$(TRACES) $(if $(ONLY),--only=$(ONLY))
 
 cover: ## test coverage over all packages, into build/cover.out

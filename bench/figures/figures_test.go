@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -243,6 +244,28 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 	}
 	fake("echo srtm: no broker came up >&2; exit 1\n")
 	testkit.ErrorHas(t, livePenalty(w), "no broker came up", "without a report")
+}
+
+// Rows of live figures have means and standard deviations over runs; the CSV file has every run.
+func TestLiveFiguresAreMadeSeveralTimes(t *testing.T) {
+	f := figure{name: "x", live: true, make: func(w *harness) error {
+		p := panel{id: "x", header: []string{"at", "y"}}
+		p.point("curve", 7, float64(w.seed))
+		p.add(7, w.seed)
+		w.out.plot(p)
+		w.out.tell(row{Quantity: "p99 over 6", Live: fmt.Sprintf("%.2f ms, 6", float64(w.seed)), Note: fmt.Sprintf("in %d", 98+w.seed)})
+		return nil
+	}}
+	o := options{seed: 1, runs: 3}
+	got := testkit.Result(f.run(t.Context(), o, &bytes.Buffer{})).Must(t)
+	testkit.Equal(t, got.rows[0], row{Quantity: "p99 over 6", Live: "2.00 ± 1.00 ms, 6", Note: "in 100 ± 1"}, "seeds 1, 2 and 3")
+	if p := got.panels[0]; !slices.EqualFunc(p.rows, [][]string{{"1", "7", "1"}, {"2", "7", "2"}, {"3", "7", "3"}}, slices.Equal) || p.series[0].y[0] != 2 || p.series[0].err[0] != 1 {
+		t.Errorf("panel %+v", p)
+	}
+	f.live = false
+	testkit.Equal(t, testkit.Result(f.run(t.Context(), o, &bytes.Buffer{})).Must(t).rows[0].Live, "1.00 ms, 6", "simulated figures have their own seeds")
+	testkit.Equal(t, overRuns([]string{"98.5 ms", "101 ms"}), "100 ± 2 ms", "the decimals of the largest")
+	testkit.Equal(t, overRuns([]string{"5", "infeasible"}), "5; or infeasible", "other words")
 }
 
 // A sample comes a little after its second. The seconds of the last third count, from 25 s to 30 s.

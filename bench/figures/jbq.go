@@ -110,26 +110,30 @@ func perServer(byServer []spread) string {
 	return strings.Join(text, " / ")
 }
 
-// live measures the small cluster behind the gateway daemon. It returns the mean response
-// times, and the numbers of requests scaled to 40,000. Without the daemon, note gives the
+// live measures the small cluster behind the gateway daemon, in several runs. It returns the mean
+// response times, and the numbers of requests scaled to 40,000. Without the daemon, note gives the
 // reason.
 func (w *harness) live(c web.Cluster, balance string) (times, counts, note string, err error) {
-	byServer, err := w.behindGateway(c, balance)
-	if why, missing := errors.AsType[impossible](err); missing {
-		return "", "", "live: " + why.Error(), nil
-	} else if err != nil {
-		return "", "", "", err
+	var allTimes, allCounts, sums []string
+	for run := range min(w.runs, liveRuns) {
+		byServer, err := w.behindGateway(c, balance, w.seedOf(run))
+		if why, missing := errors.AsType[impossible](err); missing {
+			return "", "", "live: " + why.Error(), nil
+		} else if err != nil {
+			return "", "", "", err
+		}
+		sum := 0
+		for _, s := range byServer {
+			sum += s.Requests
+		}
+		means, requests := make([]string, len(byServer)), make([]string, len(byServer))
+		for i, s := range byServer {
+			means[i], requests[i] = fmt.Sprintf("%.0f", s.Mean), fmt.Sprint(s.Requests*c.Requests/sum)
+		}
+		allTimes, allCounts, sums = append(allTimes, strings.Join(means, " / ")+" ms"), append(allCounts, strings.Join(requests, " / ")), append(sums, fmt.Sprint(sum))
 	}
-	sum := 0
-	for _, s := range byServer {
-		sum += s.Requests
-	}
-	means, requests := make([]string, len(byServer)), make([]string, len(byServer))
-	for i, s := range byServer {
-		means[i], requests[i] = fmt.Sprintf("%.0f", s.Mean), fmt.Sprint(s.Requests*c.Requests/sum)
-	}
-	return strings.Join(means, " / ") + " ms", strings.Join(requests, " / "),
-		fmt.Sprintf("live: %d requests in a minute, %d times as fast, times and counts as the paper's", sum, jbqScale), nil
+	return overRuns(allTimes), overRuns(allCounts),
+		fmt.Sprintf("live: %s requests in a minute, %d times as fast, times and counts as the paper's", overRuns(sums), jbqScale), nil
 }
 
 // jbqBusy makes figure 4: bybusyness on a bronze, a silver and a gold machine.

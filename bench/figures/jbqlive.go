@@ -50,7 +50,7 @@ func (w *harness) gateway(policy string, flags ...string) (at string, stop func(
 // behindGateway sends a minute of a cluster's load through the gateway daemon to live
 // servers with timers as processors. It returns the response times by server, in ms at the
 // paper's speed.
-func (w *harness) behindGateway(c web.Cluster, balance string) (byServer []web.Summary, err error) {
+func (w *harness) behindGateway(c web.Cluster, balance string, seed uint64) (byServer []web.Summary, err error) {
 	var policy strings.Builder
 	for i, s := range c.Servers {
 		free := make(chan struct{}, s.Processors)
@@ -78,7 +78,7 @@ func (w *harness) behindGateway(c web.Cluster, balance string) (byServer []web.S
 	responses := make([][]float64, len(c.Servers))
 	var mu sync.Mutex // guards responses and err
 	var asking sync.WaitGroup
-	start, load := time.Now(), c.NewLoad(w.seed)
+	start, load := time.Now(), c.NewLoad(seed)
 	for {
 		at, demand := load.Next()
 		due := start.Add(time.Duration(at) / jbqScale)

@@ -101,37 +101,9 @@ func output(ctx context.Context, path string, args ...string) ([]byte, error) {
 	}
 }
 
-// If the emulator's p99 lateness exceeds maxLateUs, the run reflects the machine rather
-// than the brokers. Such a run is repeated, up to liveAttempts runs.
-const (
-	maxLateUs    = 5000
-	liveAttempts = 3
-)
-
-// cluster runs a topic on the k brokers that SRTM chooses with the given mcap, then blindly
-// on all brokers. cluster makes several attempts, and returns the attempt with
-// the least lateness. b is the contract's burst.
-func (w *harness) cluster(o load.Options, all int, mcap, b int64) (best *up.Report, err error) {
-	sentLate := func(r *up.Report) int64 {
-		return max(r.Phases[0].Emulator.Lateness.P99Us, r.Phases[1].Emulator.Lateness.P99Us)
-	}
-	for range liveAttempts {
-		r, err := w.runUp(o, all, mcap, b)
-		if err != nil {
-			return nil, err
-		}
-		if best == nil || sentLate(r) < sentLate(best) {
-			best = r
-		}
-		if sentLate(best) <= maxLateUs {
-			break
-		}
-	}
-	return best, nil
-}
-
-// runUp runs `srtm up` once. Exit code 1 with a report means that the brokers could not carry
-// the load; the report contains this result.
+// runUp runs a topic on the k brokers that SRTM chooses with the given mcap, then blindly on all
+// brokers. b is the contract's burst. Exit code 1 with a report means that the brokers could not
+// carry the load; the report contains this result.
 func (w *harness) runUp(o load.Options, all int, mcap, b int64) (*up.Report, error) {
 	path, err := w.binary("srtm")
 	if err != nil {
@@ -237,7 +209,7 @@ func (s side) cells() []string {
 // runBoth runs a topic on the brokers that SRTM chooses by mcap, and then on all brokers. It
 // simulates both phases with the given policies.
 func (w *harness) runBoth(o load.Options, all int, mcap, b int64, few, spread string) (chosen, blind side, r *up.Report, err error) {
-	if r, err = w.cluster(o, all, mcap, b); err != nil {
+	if r, err = w.runUp(o, all, mcap, b); err != nil {
 		return chosen, blind, nil, err
 	}
 	chosen.live, blind.live = measure(&r.Phases[0]), measure(&r.Phases[1])

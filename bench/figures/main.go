@@ -59,15 +59,14 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), f.name) {
 			continue
 		}
-		w := newHarness(ctx, o, f.name, stderr)
-		err := f.make(w)
+		out, err := f.run(ctx, o, stderr)
 		if impossible, missing := errors.AsType[impossible](err); missing {
-			w.out, err = &work{rows: []row{{Figure: f.name, Quantity: f.title, Note: "not made: " + impossible.Error()}}}, nil
+			out, err = &work{rows: []row{{Figure: f.name, Quantity: f.title, Note: "not made: " + impossible.Error()}}}, nil
 		}
 		if err != nil {
 			return fmt.Errorf("figure %s: %w", f.name, err)
 		}
-		if err := w.out.write(o.out, f.name); err != nil {
+		if err := out.write(o.out, f.name); err != nil {
 			return fmt.Errorf("figure %s: %w", f.name, err)
 		}
 		fmt.Fprintf(stderr, "%s: done, %.0f s from the start\n", f.name, time.Since(began).Seconds())

@@ -141,10 +141,7 @@ func mqosShares(w *harness) error {
 			} else if err != nil {
 				return err
 			} else {
-				note += fmt.Sprintf("; live: a fifth of the clients, pages take %d times as long", mqosScale)
-				for k, s := range shares {
-					live[k] = fmt.Sprintf("%.1f / %.1f / %.1f", s[0], s[1], s[2])
-				}
+				note, live = note+fmt.Sprintf("; live: a fifth of the clients, pages take %d times as long", mqosScale), shares
 			}
 		}
 		w.out.plot(bars("mqos7-"+way.Name, "Resources by "+way.Name, "% of the resource", web.Resources(), visits[way.Name], func(c web.VisitsOf, i int) float64 { return 100 * c.Busy[i] }))

@@ -52,9 +52,28 @@ func (s *website) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	rw.Header().Set("Endpoint-Load-Metrics", strings.TrimSuffix(report, ","))
 }
 
-// liveShares measures a live server behind the gateway daemon. It returns each class's use
-// of each resource in percent, by resource and class.
-func (w *harness) liveShares(scheduler string) (shares [3][3]float64, err error) {
+// liveShares measures a live server in several runs. It returns each class's use of each resource
+// in percent, by resource.
+func (w *harness) liveShares(scheduler string) (shares [3]string, err error) {
+	var runs [3][]string
+	for range min(w.runs, liveRuns) {
+		got, err := w.liveRun(scheduler)
+		if err != nil {
+			return shares, err
+		}
+		for k, s := range got {
+			runs[k] = append(runs[k], fmt.Sprintf("%.1f / %.1f / %.1f", s[0], s[1], s[2]))
+		}
+	}
+	for k := range shares {
+		shares[k] = overRuns(runs[k])
+	}
+	return shares, nil
+}
+
+// liveRun measures a live server behind the gateway daemon. It returns each class's use of each
+// resource in percent, by resource and class.
+func (w *harness) liveRun(scheduler string) (shares [3][3]float64, err error) {
 	ctx, end := context.WithCancel(w)
 	var running sync.WaitGroup
 	defer func() { end(); running.Wait() }()

@@ -401,7 +401,7 @@ func TestStructureOfThisModule(t *testing.T) {
 var instruments = []string{"bench/...", "tools/drlsim", "tools/iotpub/...", "tools/load", "tools/sim/..."}
 
 // maxInstruments is the present number of lines, rounded up. It rises only for a measurement that an issue asks for. The target is 14,000.
-const maxInstruments = 21360
+const maxInstruments = 21450
 
 func TestInstrumentsStaySmall(t *testing.T) {
 	m := module(t)
