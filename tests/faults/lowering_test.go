@@ -76,8 +76,8 @@ func TestAStrictBrokerStopsWhenTheUpdateSaysSo(t *testing.T) {
 	testkit.Must(t, a.update(tokenbucket.Share{Rate: lowestRate * 1000, Burst: burst / 2}))
 	acknowledged := clock.Mono()
 	said := a.promises.last().former
-	f := said[strict.name]
-	if len(said) != 1 || f.until == mono.Never || f.until > cut.Add(session+bound+unsure) {
+	f, named := said[strict.name] // on a busy machine the others may be away, too, for a moment
+	if !named || f.until == mono.Never || f.until > cut.Add(session+bound+unsure) {
 		t.Fatalf("%v after the broker was cut off, the update says %+v", acknowledged.Sub(cut), said)
 	}
 	a.until("no broker may use more than the contract", func(former map[string]former) bool { return len(former) == 0 })
@@ -137,9 +137,12 @@ func TestRestartsForgetNoFormerContract(t *testing.T) {
 			restart()
 			lower := tokenbucket.Share{Rate: lowestRate * 1000, Burst: burst / 3}
 			testkit.WaitFor(t, "the topic is lowered on the other brokers", func() bool { return a.update(lower) == nil })
-			if said := a.promises.last().former; len(said) != 1 || said[away.name].until != mono.Never {
-				t.Fatalf("the update says %+v", said)
-			}
+			// The update waits for the other brokers, but not for brokers that are away for a moment, as they may be on a
+			// busy machine.
+			a.until("the contract is in force on the other brokers", func(former map[string]former) bool {
+				f, named := former[away.name]
+				return len(former) == 1 && named && f.until == mono.Never
+			})
 			c.flows(int(lower.Rate.PerSecond()))
 			restart()
 			a.until("the broker is named after a restart", func(former map[string]former) bool { return len(former) == 1 })
