@@ -22,7 +22,7 @@ type recording struct {
 // recorded lists recordings of traffic detectors and pedestrian buttons.
 var recorded = []recording{
 	{"detectors", "vehicle detectors, 54 copies x 10", "odot_hires_detgroups_3x3h.csv.gz", 10, 54, 3600, 600, "10,384 msg/s in groups learned from another hour"},
-	{"pedestrians", "pedestrian buttons, 10 copies x 80", "odot_ped_911x24h.csv.gz", 80, 10, 50_400, 10_800, "9,650 msg/s, a group for each intersection"},
+	{"pedestrians", "pedestrian buttons and signals, 10 copies x 80", "odot_ped_911x24h.csv.gz", 80, 10, 50_400, 10_800, "9,650 msg/s, a group for each intersection"},
 }
 
 // path returns the path of a recording.

@@ -88,7 +88,7 @@ func learned(w *harness) error {
 		if err != nil {
 			return err
 		}
-		add(t.id, "Learned from another hour: "+t.title, "brokers", xs, got)
+		add(t.id, "Learned from earlier traffic: "+t.title, "brokers", xs, got)
 	}
 	return nil
 }
