@@ -92,14 +92,19 @@ programs: no-race-note
 	for p in nsqd gateway; do $(GO) build $(RACE) -ldflags=-w -o $(PROGRAMS)/$$p-race ./$$p || exit 1; done
 
 test: export SRTM_TEST_PROGRAMS = $(CURDIR)/$(PROGRAMS)
-test: lint programs ## lint, then every test: race detector, random order, released messages poisoned
-	@# tests wait some of their time, and those of whole programs most of it, so more
-	@# packages run at a time than there are processors
-	@$(GO) test -p=$$(( $(CPUS) + 1 )) $(RACE) $(TESTS) $(call longest-first,$(filter-out $(UNRACED),$(ALL)))
-	@# then the tests of files that the race detector's build leaves out
-	$(GO) test -p=$$(( $(CPUS) + 1 )) $(TESTS) -run="^($$(grep -hoE '^func Test\w+' $(LEFT_OUT) | cut -c 6- | paste -sd '|'))$$" $(addprefix ./,$(sort $(dir $(LEFT_OUT))))
+test: check-generated ## lint, then every test: race detector, random order, released messages poisoned
+	@# linking leaves a processor idle at times, and so do the checks
+	@$(MAKE) --no-print-directory programs > build/programs.out 2>&1 & programs=$$!; \
+		$(MAKE) --no-print-directory $(CHECKS); failed=$$?; \
+		wait $$programs || failed=$$?; cat build/programs.out; exit $$failed
+	@# Tests of whole programs wait most of their time, and the client libraries, too. So they run
+	@# beside the tests with the race detector, and beside the tests of files that the race
+	@# detector's build leaves out.
 	@($(CLIENTS)) > build/clients.out 2>&1 & clients=$$!; \
-		$(GO) test -p=$$(( 2 * $(CPUS) )) $(TESTS) $(call longest-first,$(filter-out %/tests/clients,$(UNRACED))); failed=$$?; \
+		$(GO) test -p=$$(( $(CPUS) + 1 )) $(TESTS) $(call longest-first,$(filter-out %/tests/clients,$(UNRACED))) > build/unraced.out 2>&1 & unraced=$$!; \
+		$(GO) test -p=$(CPUS) $(RACE) $(TESTS) $(call longest-first,$(filter-out $(UNRACED),$(ALL))); failed=$$?; \
+		$(GO) test -p=$(CPUS) $(TESTS) -run="^($$(grep -hoE '^func Test\w+' $(LEFT_OUT) | cut -c 6- | paste -sd '|'))$$" $(addprefix ./,$(sort $(dir $(LEFT_OUT)))) || failed=$$?; \
+		wait $$unraced || failed=$$?; cat build/unraced.out; \
 		wait $$clients || failed=$$?; cat build/clients.out; exit $$failed
 
 check: lint ## lint and the unit tests, without the race detector, clusters and client libraries: for between two commits
@@ -113,7 +118,10 @@ race: no-race-note ## every test under the race detector COUNT times, without li
 no-race-note:
 	@$(if $(RACE),:,echo "no C compiler found: running the tests WITHOUT the race detector")
 
-lint: fmt vet staticcheck check-generated tidy archtest ## all static checks
+# What lint checks, apart from generated code, which it generates again.
+CHECKS = fmt vet staticcheck tidy archtest
+
+lint: check-generated $(CHECKS) ## all static checks
 
 fmt: ## fail on files that gofmt would change
 	@files=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .) && if [ -n "$$files" ]; then echo "gofmt would change:"; echo "$$files"; exit 1; fi

@@ -31,7 +31,7 @@ func writeFlags() error {
 		return err
 	}
 	defer os.RemoveAll(folder)
-	build := []string{"build", "-o", folder + string(filepath.Separator)}
+	build := []string{"build", "-ldflags=-s -w", "-o", folder + string(filepath.Separator)}
 	for _, p := range programs {
 		build = append(build, "./"+p)
 	}
