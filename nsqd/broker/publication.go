@@ -118,11 +118,11 @@ func (in *intake) publishLarge(now mono.Time, wall mono.Wall, p Published, bodie
 		return ErrBusy
 	}
 	n, bytes := bodies.Len(), bodies.Bytes()+bodies.Len()*(len(p.Attribute)+queue.Overhead)
-	whole := in.runner.through || in.most < math.MaxInt
+	whole := in.runner.writeThrough || in.most < math.MaxInt
 	s := in.runner.begin()
 	err, p.admitted = in.admit(in.runner.instant(now), 0, n, p.Arrival.At, &p), true
 	if err == nil && whole {
-		if in.runner.mu.core.Tick(in.runner.instant(now), &s.fx); in.runner.tight(bytes) || !in.runner.through && !in.runner.mu.core.Backlog().Room(n) {
+		if in.runner.mu.core.Tick(in.runner.instant(now), &s.fx); in.runner.tight(bytes) || !in.runner.writeThrough && !in.runner.mu.core.Backlog().Room(n) {
 			err = in.runner.mu.core.Backlog().Refuse(queue.ErrFull, n)
 		}
 	}
@@ -133,7 +133,7 @@ func (in *intake) publishLarge(now mono.Time, wall mono.Wall, p Published, bodie
 	if whole {
 		in.runner.shared.large <- struct{}{}
 		defer func() { <-in.runner.shared.large }()
-		if in.runner.through {
+		if in.runner.writeThrough {
 			in.runner.shared.held.Add(int64(bytes))
 			defer in.runner.shared.held.Add(-int64(bytes))
 		}
@@ -170,7 +170,7 @@ func (in *intake) publishLarge(now mono.Time, wall mono.Wall, p Published, bodie
 // put accepts all messages of the step or none, and ends the step.
 func (in *intake) put(now mono.Time, s *step, p Published) error {
 	switch {
-	case !in.runner.through:
+	case !in.runner.writeThrough:
 		return in.accept(now, s, p, false)
 	case !p.NoWait:
 		return in.publishThrough(s, p)
@@ -269,7 +269,7 @@ func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, er
 // ErrBusy, ErrGone or ErrRetired. It returns ErrBusy where Publish would wait, and always
 // if the topic stores messages before accepting them.
 func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, errs []error) []error {
-	if in.runner.through {
+	if in.runner.writeThrough {
 		return append(errs, ErrBusy)
 	}
 	s := in.runner.shared.steps.Get().(*step)
@@ -477,7 +477,9 @@ func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []e
 func (t *Topic) Durable() bool { return t.intake.Durable() }
 
 // Durable reports whether messages count as accepted only after Sync.
-func (in *intake) Durable() bool { return in.runner.through && in.runner.shared.cfg.Storage.cfg.Fsync }
+func (in *intake) Durable() bool {
+	return in.runner.writeThrough && in.runner.shared.cfg.Storage.cfg.Fsync
+}
 
 // Stored is a position in the topic's log.
 type Stored struct{ end commitlog.Offset }

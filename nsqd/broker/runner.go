@@ -12,10 +12,10 @@ import (
 // (wake-ups, alarms) happen after mu is released.
 type runner struct {
 	// Set once.
-	name    string // of the topic
-	shared  *shared
-	disk    *disk // nil without a disk
-	through bool  // publications are stored before they are accepted
+	name         string // of the topic
+	shared       *shared
+	disk         *disk // nil without a disk
+	writeThrough bool  // publications are stored before they are accepted
 
 	// Timeouts and deferrals need milliseconds; releases need microseconds, the time of a
 	// token. Only limited topics wait for releases, so only they use the sharp alarm.

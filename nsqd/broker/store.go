@@ -540,7 +540,7 @@ func (st *store) tryToSave() error {
 // carry carries forward the few messages that keep many files of the log from deletion.
 func (st *store) carry(log *openLog) error {
 	x := st.scratch
-	if st.runner.through { // excludes publishers
+	if st.runner.writeThrough { // excludes publishers
 		st.runner.storing.Lock()
 		defer st.runner.storing.Unlock()
 	}
@@ -552,7 +552,7 @@ func (st *store) carry(log *openLog) error {
 	}
 	var records []commitlog.Record
 	e := st.storage().current()
-	if st.rewritten = st.rewritten || len(x.carried) > 0; st.runner.through {
+	if st.rewritten = st.rewritten || len(x.carried) > 0; st.runner.writeThrough {
 		for _, k := range x.carried {
 			records = append(records, e.record(k.Message, true))
 		}

@@ -60,8 +60,8 @@ func newTopic(b *shared, name string, forget func(*Topic, func() bool) bool, cur
 	}
 	most := b.cfg.Capacity // per batch
 	if st := b.cfg.Storage; st != nil && !wire.Ephemeral(name) {
-		r.through = st.cfg.WriteThrough || st.cfg.Fsync
-		c.Overflow, c.WriteThrough, c.MaxUnfinished = st.cfg.Overflow, r.through, st.cfg.MaxUnfinished
+		r.writeThrough = st.cfg.WriteThrough || st.cfg.Fsync
+		c.Overflow, c.WriteThrough, c.MaxUnfinished = st.cfg.Overflow, r.writeThrough, st.cfg.MaxUnfinished
 		c.First, c.ReadAhead = st.nextOffsets[name], st.readAhead()
 		if c.Overflow > 0 {
 			most = math.MaxInt // the disk takes large batches in several writes
