@@ -148,13 +148,11 @@ func noise(w *harness) error {
 // Without the margin, groups that k does not divide could not be placed.
 const fitMargin = 0.5
 
-// asShipped are the settings with which a cluster runs our search: it allows for hosts that stall, and
-// looks at each report of the brokers, once a second.
+// asShipped are the settings of a cluster: it allows for hosts that stall, and looks at each report.
 var asShipped = tuner.FastConfig{Stall: tuner.DefaultStall, Step: time.Second, Settle: time.Second}
 
-// convergence makes table 1: the time to place a bursty topic, by the paper's search and by
-// ours. Ours runs as a cluster runs it, and without an allowance for stalls and with ten looks a
-// second, which is what the same test needs at least.
+// convergence makes table 1: the time to place a bursty topic, by the paper's search, by ours as a cluster
+// runs it, and by ours without an allowance for stalls and with ten looks a second.
 func convergence(w *harness) error {
 	modes := []struct {
 		name, mode, title string

@@ -69,8 +69,7 @@ func merge(runs []*work) *work {
 
 var decimal = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
 
-// overRuns combines texts that differ only in numbers. A number that differs becomes its mean and
-// standard deviation, with the decimals of the largest.
+// overRuns combines texts. A number that differs becomes its mean ± standard deviation, as precise as the largest.
 func overRuns(texts []string) string {
 	words := func(text string) string { return decimal.ReplaceAllString(text, "") }
 	if slices.ContainsFunc(texts, func(text string) bool { return words(text) != words(texts[0]) }) {
