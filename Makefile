@@ -97,14 +97,13 @@ test: check-generated ## lint, then every test: race detector, random order, rel
 	@$(MAKE) --no-print-directory programs > build/programs.out 2>&1 & programs=$$!; \
 		$(MAKE) --no-print-directory $(CHECKS); failed=$$?; \
 		wait $$programs || failed=$$?; cat build/programs.out; exit $$failed
-	@# Tests of whole programs wait most of their time, and the client libraries, too. So they run
-	@# beside the tests with the race detector, and beside the tests of files that the race
-	@# detector's build leaves out.
+	@# tests wait some of their time, and those of whole programs most of it, so more
+	@# packages run at a time than there are processors
+	@$(GO) test -p=$$(( $(CPUS) + 1 )) $(RACE) $(TESTS) $(call longest-first,$(filter-out $(UNRACED),$(ALL)))
+	@# then the tests of files that the race detector's build leaves out
+	$(GO) test -p=$$(( $(CPUS) + 1 )) $(TESTS) -run="^($$(grep -hoE '^func Test\w+' $(LEFT_OUT) | cut -c 6- | paste -sd '|'))$$" $(addprefix ./,$(sort $(dir $(LEFT_OUT))))
 	@($(CLIENTS)) > build/clients.out 2>&1 & clients=$$!; \
-		$(GO) test -p=$$(( $(CPUS) + 1 )) $(TESTS) $(call longest-first,$(filter-out %/tests/clients,$(UNRACED))) > build/unraced.out 2>&1 & unraced=$$!; \
-		$(GO) test -p=$(CPUS) $(RACE) $(TESTS) $(call longest-first,$(filter-out $(UNRACED),$(ALL))); failed=$$?; \
-		$(GO) test -p=$(CPUS) $(TESTS) -run="^($$(grep -hoE '^func Test\w+' $(LEFT_OUT) | cut -c 6- | paste -sd '|'))$$" $(addprefix ./,$(sort $(dir $(LEFT_OUT)))) || failed=$$?; \
-		wait $$unraced || failed=$$?; cat build/unraced.out; \
+		$(GO) test -p=$$(( 2 * $(CPUS) )) $(TESTS) $(call longest-first,$(filter-out %/tests/clients,$(UNRACED))); failed=$$?; \
 		wait $$clients || failed=$$?; cat build/clients.out; exit $$failed
 
 check: lint ## lint and the unit tests, without the race detector, clusters and client libraries: for between two commits
