@@ -59,7 +59,7 @@ func (t *tx) save(me Member, credits []table.Credit) {
 // the map.
 func (s *Store) Credits(ctx context.Context, keys []string) (map[string]table.Credit, error) {
 	condition, args := in(keys)
-	all, err := list(ctx, s.db, func(row *sql.Rows) (c table.Credit, err error) {
+	all, err := list(ctx, s.reads, func(row *sql.Rows) (c table.Credit, err error) {
 		var at int64
 		err = row.Scan(&c.Key, &c.Credits, &at)
 		c.At = time.Duration(at) * time.Millisecond
@@ -81,7 +81,7 @@ type Saved struct {
 
 // Saved returns up to n keys after the given key, in the store's order.
 func (s *Store) Saved(ctx context.Context, after string, n int) ([]Saved, error) {
-	return list(ctx, s.db, func(row *sql.Rows) (k Saved, err error) {
+	return list(ctx, s.reads, func(row *sql.Rows) (k Saved, err error) {
 		var at int64
 		err = row.Scan(&k.Key, &k.Credits, &at, &k.Own, &k.Rule.Share.Rate, &k.Rule.Period, &k.Rule.Share.Burst, &k.Rule.Strict)
 		k.At, k.Rule.Key = time.Duration(at)*time.Millisecond, k.Key

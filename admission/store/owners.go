@@ -119,14 +119,14 @@ func (s *Store) Renew(ctx context.Context, me Member) (members []Member, owners 
 		return nil, 0, cmp.Or(err, ErrFenced)
 	}
 	if members, err = s.Members(ctx); err == nil {
-		err = s.db.QueryRowContext(ctx, `SELECT owners FROM admission`).Scan(&owners)
+		err = s.reads.QueryRowContext(ctx, `SELECT owners FROM admission`).Scan(&owners)
 	}
 	return members, owners, err
 }
 
 // Members returns all members, ordered by address.
 func (s *Store) Members(ctx context.Context) ([]Member, error) {
-	return list(ctx, s.db, func(row *sql.Rows) (m Member, err error) {
+	return list(ctx, s.reads, func(row *sql.Rows) (m Member, err error) {
 		err = row.Scan(&m.Address, &m.Instance, &m.Beat, &m.Replicate, &m.Follower)
 		return m, err
 	}, `SELECT address, instance, beat, replicate, follower FROM servers ORDER BY address`)
@@ -170,10 +170,10 @@ func (s *Store) Owners(ctx context.Context) (all []Partition, owners uint64, err
 	ctx, done := patient(ctx)
 	defer done(&err)
 	// Read the number first: a change between the two reads is then read again, not missed.
-	if err := s.db.QueryRowContext(ctx, `SELECT owners FROM admission`).Scan(&owners); err != nil {
+	if err := s.reads.QueryRowContext(ctx, `SELECT owners FROM admission`).Scan(&owners); err != nil {
 		return nil, 0, err
 	}
-	all, err = list(ctx, s.db, func(row *sql.Rows) (p Partition, err error) {
+	all, err = list(ctx, s.reads, func(row *sql.Rows) (p Partition, err error) {
 		var lost int64
 		err = row.Scan(&p.Owner, &p.Target, &p.Epoch, &lost)
 		p.Lost = time.Duration(lost) * time.Millisecond

@@ -130,7 +130,7 @@ type Change struct {
 // Changes returns up to n edits with numbers above after, in order. If a rule has several edits,
 // Changes returns only the last edit.
 func (s *Store) Changes(ctx context.Context, after uint64, n int) ([]Change, error) {
-	return list(ctx, s.db, func(row *sql.Rows) (Change, error) {
+	return list(ctx, s.reads, func(row *sql.Rows) (Change, error) {
 		var deleted sql.NullInt64
 		r, err := scan(row, &deleted)
 		return Change{r, deleted.Valid}, err
@@ -139,12 +139,12 @@ func (s *Store) Changes(ctx context.Context, after uint64, n int) ([]Change, err
 
 // LastChange returns the number of the last edit.
 func (s *Store) LastChange(ctx context.Context) (n uint64, err error) {
-	err = s.db.QueryRowContext(ctx, `SELECT change FROM admission`).Scan(&n)
+	err = s.reads.QueryRowContext(ctx, `SELECT change FROM admission`).Scan(&n)
 	return n, err
 }
 
 func (s *Store) rules(ctx context.Context, where string, args ...any) ([]rule.Rule, error) {
-	return list(ctx, s.db, func(row *sql.Rows) (rule.Rule, error) { return scan(row) }, `SELECT `+columns+` FROM rules WHERE deleted_ms IS NULL AND `+where, args...)
+	return list(ctx, s.reads, func(row *sql.Rows) (rule.Rule, error) { return scan(row) }, `SELECT `+columns+` FROM rules WHERE deleted_ms IS NULL AND `+where, args...)
 }
 
 // list converts each row with one.

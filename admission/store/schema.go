@@ -48,6 +48,7 @@ var schema = []string{
 
 const (
 	maxConnections = 16               // to PostgreSQL; further requests wait
+	maxReaders     = 2                // of SQLite; further reads wait
 	patience       = 10 * time.Second // wait for an answer of the database; callers may wait less
 )
 
@@ -56,6 +57,7 @@ var errSilent = fmt.Errorf("the database has not answered within %v", patience)
 // Store is safe for concurrent use.
 type Store struct {
 	db       *sql.DB
+	reads    *sql.DB // for reads outside of transactions; db itself with PostgreSQL
 	postgres bool
 	editing  chan struct{} // capacity 1: serializes edits of rules, so that waiting edits hold no connections
 }
@@ -73,6 +75,7 @@ func Open(ctx context.Context, database string) (*Store, error) {
 			cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
 			s.db = stdlib.OpenDB(*cfg)
 			s.db.SetMaxOpenConns(maxConnections)
+			s.reads = s.db
 		}
 	} else {
 		f, err := os.OpenFile(database, os.O_RDWR|os.O_CREATE, 0o600) // SQLite would make the file readable for all users
@@ -80,14 +83,20 @@ func Open(ctx context.Context, database string) (*Store, error) {
 			return nil, fmt.Errorf("open the admission store: %w", err)
 		}
 		f.Close()
-		// One connection: SQLite has one writer, and there are few readers.
-		if s.db, err = sql.Open("sqlite", "file:"+(&url.URL{Path: database}).EscapedPath()+"?_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_pragma=busy_timeout(5000)&_txlock=immediate"); err == nil {
+		// SQLite has one writer, so writes have one connection. Reads have their own, since a write may wait for a
+		// slow disk, and the look-up of a key must not wait with it.
+		name := "file:" + (&url.URL{Path: database}).EscapedPath() + "?_pragma=busy_timeout(5000)"
+		if s.db, err = sql.Open("sqlite", name+"&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"); err == nil {
 			s.db.SetMaxOpenConns(1)
+			s.reads, err = sql.Open("sqlite", name+"&_pragma=query_only(1)")
+		}
+		if err == nil {
+			s.reads.SetMaxOpenConns(maxReaders)
 		}
 	}
 	if err == nil {
 		if err = s.prepare(ctx); err != nil {
-			s.db.Close()
+			s.Close()
 		}
 	}
 	if err != nil {
@@ -103,7 +112,12 @@ func Open(ctx context.Context, database string) (*Store, error) {
 const sqliteFull = 13
 
 // Close closes the store.
-func (s *Store) Close() error { return s.db.Close() }
+func (s *Store) Close() error {
+	if s.reads == s.db {
+		return s.db.Close()
+	}
+	return errors.Join(s.reads.Close(), s.db.Close())
+}
 
 func (s *Store) prepare(ctx context.Context) error {
 	return s.transact(ctx, func(t *tx) {

@@ -23,6 +23,25 @@ func TestSQLite(t *testing.T) {
 	suite(t, filepath.Join(t.TempDir(), "a b?#%20.db"))
 }
 
+// A server looks up keys while a write waits for the disk.
+func TestReadsDoNotWaitForAWrite(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
+	defer cancel()
+	s := testkit.Result(store.Open(ctx, filepath.Join(t.TempDir(), "admission.db"))).Must(t)
+	defer s.Close()
+	testkit.Result(s.SetRules(ctx, []rule.Rule{{Key: "key", Share: tokenbucket.Share{Rate: 1000, Burst: 1}}})).Must(t)
+	release := s.Hold(ctx)
+	rules, err := s.RulesOf(ctx, []string{"key"})
+	if err != nil || len(rules) != 1 {
+		t.Errorf("rules %v, %v", rules, err)
+	}
+	_, err = s.Credits(ctx, []string{"key"})
+	testkit.Must(t, err)
+	_, _, err = s.Owners(ctx)
+	testkit.Must(t, err)
+	testkit.Must(t, release())
+}
+
 func suite(t *testing.T, database string) {
 	ctx := context.Background()
 	s := testkit.Result(store.Open(ctx, database)).Must(t)
