@@ -69,8 +69,9 @@ ALL      = $(filter-out %/internal/archtest,$(shell $(GO) list $(PACKAGES)))
 
 # Tests start in the order of the command line. The longest start first, so that no processor
 # waits at the end for one of them.
-LONGEST       = $(addprefix github.com/srtm-io/srtm/,tests/faults tests/replicated tests/failover tests/console tests/hostile bench/convergence \
-	nsqd/conn nsqd/broker loaddistributor/controller admission/server admission/store)
+LONGEST       = $(addprefix github.com/srtm-io/srtm/,tests/faults tests/replicated tests/failover tests/console tests/hostile tests/cluster tests/crash \
+	tests/mqtt tests/registration bench/convergence nsqd/conn nsqd/broker loaddistributor/controller admission/server admission/store \
+	tools/load tools/srtm tools/srtm/calibrate tools/srtm/up)
 longest-first = $(filter $(LONGEST),$(1)) $(filter-out $(LONGEST),$(1))
 
 # Files of tests without the race detector, in packages whose other tests have the detector. The tests count allocations
