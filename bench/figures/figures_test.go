@@ -262,6 +262,15 @@ func TestLiveFiguresAreMadeSeveralTimes(t *testing.T) {
 	if p := got.panels[0]; !slices.EqualFunc(p.rows, [][]string{{"1", "7", "1"}, {"2", "7", "2"}, {"3", "7", "3"}}, slices.Equal) || p.series[0].y[0] != 2 || p.series[0].err[0] != 1 {
 		t.Errorf("panel %+v", p)
 	}
+	fewer := f
+	fewer.make = func(w *harness) error {
+		if w.seed == 1 {
+			w.out.tell(row{})
+		}
+		return nil
+	}
+	_, err := fewer.run(t.Context(), o, &bytes.Buffer{})
+	testkit.ErrorHas(t, err, "run 2 has other rows", "a run without a row of the first")
 	f.live = false
 	testkit.Equal(t, testkit.Result(f.run(t.Context(), o, &bytes.Buffer{})).Must(t).rows[0].Live, "1.00 ms, 6", "simulated figures have their own seeds")
 	testkit.Equal(t, overRuns([]string{"98.5 ms", "101 ms"}), "100 ± 2 ms", "the decimals of the largest")

@@ -151,8 +151,7 @@ const fitMargin = 0.5
 // asShipped are the settings of a cluster: it allows for hosts that stall, and looks at each report.
 var asShipped = tuner.FastConfig{Stall: tuner.DefaultStall, Step: time.Second, Settle: time.Second}
 
-// convergence makes table 1: the time to place a bursty topic, by the paper's search, by ours as a cluster
-// runs it, and by ours without an allowance for stalls and with ten looks a second.
+// convergence makes table 1: the paper's search, ours as a cluster runs it, and ours without stalls and with ten looks a second.
 func convergence(w *harness) error {
 	modes := []struct {
 		name, mode, title string

@@ -2,6 +2,7 @@ package figures
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"regexp"
 	"slices"
@@ -9,7 +10,7 @@ import (
 	"strings"
 )
 
-// liveRuns is the number of runs of what is measured on this machine.
+// liveRuns is how often a live figure is measured.
 const liveRuns = 5
 
 // run makes the figure. Live figures are made several times, each time with another seed. Their rows
@@ -22,12 +23,14 @@ func (f figure) run(ctx context.Context, o options, stderr io.Writer) (*work, er
 		if err := f.make(w); err != nil || !f.live {
 			return w.out, err
 		}
-		runs = append(runs, w.out)
+		if runs = append(runs, w.out); len(w.out.rows) != len(runs[0].rows) || len(w.out.panels) != len(runs[0].panels) {
+			return nil, fmt.Errorf("run %d has other rows or panels than the first run", i+1)
+		}
 	}
 	return merge(runs), nil
 }
 
-// merge combines the runs of a figure.
+// merge combines the runs of a figure. Requires: the runs have the same rows, panels and curves.
 func merge(runs []*work) *work {
 	all := runs[0]
 	for i := range all.rows {
@@ -38,12 +41,11 @@ func merge(runs []*work) *work {
 			}
 			return overRuns(texts)
 		}
-		simulated, live, note := over(func(r row) string { return r.Simulated }), over(func(r row) string { return r.Live }), over(func(r row) string { return r.Note })
-		all.rows[i].Simulated, all.rows[i].Live, all.rows[i].Note = simulated, live, note
+		r := &all.rows[i]
+		r.Simulated, r.Live, r.Note = over(func(r row) string { return r.Simulated }), over(func(r row) string { return r.Live }), over(func(r row) string { return r.Note })
 	}
 	for i := range all.panels {
-		p := &all.panels[i]
-		rows := make([][]string, 0, len(runs)*len(p.rows))
+		p, rows := &all.panels[i], [][]string(nil)
 		for j, w := range runs {
 			for _, cells := range w.panels[i].rows {
 				rows = append(rows, append([]string{strconv.Itoa(j + 1)}, cells...))
@@ -59,8 +61,7 @@ func merge(runs []*work) *work {
 						ys = append(ys, other[at])
 					}
 				}
-				y := spreadOf(ys)
-				curve.y[at], curve.err[at] = y.mean, y.sd
+				curve.y[at], curve.err[at] = spreadOf(ys).mean, spreadOf(ys).sd
 			}
 		}
 	}
