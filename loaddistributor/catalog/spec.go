@@ -186,7 +186,7 @@ func (p *Placement) assignment(i int, id string) Assignment {
 	return a
 }
 
-// Of returns the assignment of a publisher. The publisher may be missing in the topic's list.
+// Of returns a publisher's assignment. The publisher may be missing in the topic's list.
 func (p *Placement) Of(id string) Assignment {
 	i, found := p.Index(id)
 	if found {

@@ -23,7 +23,7 @@ type Ledger struct {
 	epoch   uint64 // of the newest grant
 	brokers map[string]*broker
 	topics  map[string]*topic
-	// memberships has the topics of which each broker is a member. awaiting has the topics that await
+	// memberships lists the topics of each broker, as a member. awaiting lists the topics that await
 	// each broker. Both avoid a search through every topic for a broker.
 	//
 	// Invariant: memberships[b][t.name] == t if and only if t.member(b) != nil, and awaiting[b][t.name]
