@@ -49,17 +49,17 @@ func NewLatency() *Latency { return new(Latency) }
 func (l *Latency) Record(d time.Duration) { l.RecordMany(d, 1) }
 
 // RecordMany adds d, n times. Requires: n >= 0.
-func (l *Latency) RecordMany(d time.Duration, n int) {
+func (l *Latency) RecordMany(d time.Duration, n int64) {
 	switch {
 	case d < 0:
 		d = 0
-		l.clamped += int64(n)
+		l.clamped += n
 	case d > MaxLatency:
 		d = MaxLatency
-		l.clamped += int64(n)
+		l.clamped += n
 	}
-	*l.counts.at(bucketOf(d)) += int64(n)
-	l.count += int64(n)
+	*l.counts.at(bucketOf(d)) += n
+	l.count += n
 }
 
 // Count returns the number of samples.

@@ -45,7 +45,7 @@ func TestRecordingManyIsRecordingEachSoOften(t *testing.T) {
 	many, each := NewLatency(), NewLatency()
 	var manyParts, eachParts Part
 	for range 1000 {
-		d, n := time.Duration(rng.Int64N(int64(2*MaxLatency)))-time.Second, rng.IntN(5)
+		d, n := time.Duration(rng.Int64N(int64(2*MaxLatency)))-time.Second, rng.Int64N(5)
 		part := time.Duration(rng.Int64N(int64(MaxLatency)))
 		many.RecordMany(d, n)
 		manyParts.RecordMany(d, part, n)
@@ -61,6 +61,16 @@ func TestRecordingManyIsRecordingEachSoOften(t *testing.T) {
 		if got := manyParts.sums.get(i); math.Abs(got-sum) > 1e-9 {
 			t.Errorf("bucket %d: parts of %v, want %v", i, got, sum)
 		}
+	}
+}
+
+func TestLatencyCountsMoreThan32BitsHold(t *testing.T) {
+	const count int64 = 1 << 40
+	l, parts := NewLatency(), new(Part)
+	l.RecordMany(time.Second, count)
+	parts.RecordMany(time.Second, time.Second, count)
+	if sum := parts.sums.get(bucketOf(time.Second)); l.Count() != count || sum != float64(count) {
+		t.Errorf("count %d, parts of %v; want %d each", l.Count(), sum, count)
 	}
 }
 

@@ -18,7 +18,7 @@ type Part struct {
 func (p *Part) Record(whole, part time.Duration) { p.RecordMany(whole, part, 1) }
 
 // RecordMany is Record, n times. Requires: n >= 0.
-func (p *Part) RecordMany(whole, part time.Duration, n int) {
+func (p *Part) RecordMany(whole, part time.Duration, n int64) {
 	if part <= 0 || whole <= 0 {
 		return
 	}

@@ -56,7 +56,7 @@ func LatencyFromProto(p *srtmv1.Histogram) (*histogram.Latency, error) {
 		}
 		total += p.Count[i]
 		low, _ := histogram.BucketRange(int(index))
-		l.RecordMany(time.Duration(low)*time.Microsecond, int(p.Count[i]))
+		l.RecordMany(time.Duration(low)*time.Microsecond, int64(p.Count[i]))
 	}
 	return l, nil
 }

@@ -113,7 +113,7 @@ func (f *metrics) recordReleased(releases []queue.Release) {
 		for i+n < len(releases) && releases[i+n].Access == d {
 			n++ // messages of a batch, or messages without a wait
 		}
-		f.mu.since.access.RecordMany(d, n)
+		f.mu.since.access.RecordMany(d, int64(n))
 	}
 	f.mu.Unlock()
 }
@@ -143,10 +143,10 @@ func (f *metrics) recordWritten(now mono.Time, deliveries []sent) {
 		}
 		processing := max(0, now.Sub(d.due)-d.consumer)
 		delivery := d.access + processing
-		l.processing.RecordMany(processing, n)
-		l.delivery.RecordMany(delivery, n)
-		l.consumer.RecordMany(d.consumer, n)
-		f.mu.accessPart.RecordMany(delivery, d.access, n)
+		l.processing.RecordMany(processing, int64(n))
+		l.delivery.RecordMany(delivery, int64(n))
+		l.consumer.RecordMany(d.consumer, int64(n))
+		f.mu.accessPart.RecordMany(delivery, d.access, int64(n))
 		l.delivered += uint64(n)
 		if slo > 0 && delivery > slo {
 			l.late += uint64(n)
