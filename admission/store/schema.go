@@ -95,11 +95,10 @@ func Open(ctx context.Context, database string) (*Store, error) {
 		}
 	}
 	if err == nil {
-		if err = s.prepare(ctx); err != nil {
-			s.Close()
-		}
+		err = s.prepare(ctx)
 	}
 	if err != nil {
+		s.Close()
 		if full := (interface{ Code() int })(nil); errors.As(err, &full) && full.Code() == sqliteFull {
 			err = fmt.Errorf("%w: %w", err, syscall.ENOSPC)
 		}
@@ -111,12 +110,15 @@ func Open(ctx context.Context, database string) (*Store, error) {
 // sqliteFull is SQLite's code for a full disk.
 const sqliteFull = 13
 
-// Close closes the store.
-func (s *Store) Close() error {
-	if s.reads == s.db {
-		return s.db.Close()
+// Close closes the store. After a failure of Open, Close closes the pools that Open has opened.
+func (s *Store) Close() (err error) {
+	if s.reads != nil && s.reads != s.db {
+		err = s.reads.Close()
 	}
-	return errors.Join(s.reads.Close(), s.db.Close())
+	if s.db != nil {
+		err = errors.Join(err, s.db.Close())
+	}
+	return err
 }
 
 func (s *Store) prepare(ctx context.Context) error {
