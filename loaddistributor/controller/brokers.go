@@ -521,6 +521,9 @@ func (r *View) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (rea
 		default:
 			remedies = append(remedies, fmt.Sprintf("connect consumers to its channels (%s), or empty these", strings.Join(reconcile.FirstFew(t.Channels), ", ")))
 		}
+		if paused := pausedChannels(topic, t.Channels); len(paused) > 0 {
+			remedies = append(remedies, fmt.Sprintf("unpause its paused channels (%s)", strings.Join(reconcile.FirstFew(paused), ", ")))
+		}
 		switch {
 		case !b.Forced:
 			remedies = append(remedies, "--force to lose what no consumer takes")
@@ -532,6 +535,16 @@ func (r *View) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (rea
 		return "it is empty, and is being removed", ""
 	}
 	return strings.Join(parts, "; "), strings.Join(remedies, "; ")
+}
+
+// pausedChannels returns those of the names that are paused channels of the topic.
+func pausedChannels(topic catalog.Topic, names []string) (paused []string) {
+	for _, c := range topic.Channels {
+		if c.Paused && slices.Contains(names, c.Name) {
+			paused = append(paused, c.Name)
+		}
+	}
+	return paused
 }
 
 // retires reports whether a topic is being retired from the broker.

@@ -557,6 +557,14 @@ var _ = Describe("What a drain waits for", func() {
 		Eventually(waits).Should(Equal([]string{"safe"}))
 	})
 
+	It("is a paused channel, which the operator is told to unpause", func() {
+		retired(setup{}, &srtmv1.TopicStats{Topic: "t", Depth: 3, Subscribers: 1}, "main", "other")
+		Eventually(waits).Should(Equal([]string{"t: consumers have not finished 3 messages; connected: 1 consumer"}))
+		Expect(c.broker("b1").Waits[0].Remedy).To(Equal("--force to lose what no consumer takes"))
+		Expect(c.admin.PauseChannel(context.Background(), &srtmv1.PauseChannelRequest{Topic: "t", Channel: "main"})).Error().NotTo(HaveOccurred())
+		Expect(c.broker("b1").Waits[0].Remedy).To(Equal("unpause its paused channels (main); --force to lose what no consumer takes"))
+	})
+
 	It("is consumers of a topic that has no channel yet", func() {
 		retired(setup{}, &srtmv1.TopicStats{Topic: "t", Backlog: 4})
 		Eventually(waits).Should(Equal([]string{"t: consumers have not finished 4 messages; connected: 0 consumers"}))
