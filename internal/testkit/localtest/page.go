@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -35,9 +36,24 @@ func Blocks(t testing.TB, page string) (all []Block) {
 	return all
 }
 
+// guard terminates a process group once this process has ended, until unguard.
+func guard(t testing.TB, group int) (unguard func()) {
+	t.Helper()
+	here, alive, err := os.Pipe() // only this process has alive, so here ends with this process
+	testkit.Must(t, err)
+	cmd := exec.Command("bash", "-c", "read; kill -TERM -- -$1", "guard", strconv.Itoa(group))
+	cmd.Stdin, cmd.SysProcAttr = here, &syscall.SysProcAttr{Setpgid: true}
+	testkit.Must(t, errors.Join(cmd.Start(), here.Close()))
+	return func() {
+		_ = cmd.Process.Kill() // before the group's number may be another group's
+		_ = cmd.Wait()
+		alive.Close()
+	}
+}
+
 // Bash runs commands with bash in a folder, with env added to the environment, and
 // returns the output. If a command fails, the test fails and ok is false. Processes that
-// the commands leave running end with the test. prefix is a command that runs bash; none:
+// the commands leave running end with the test, also if the test process is killed. prefix is a command that runs bash; none:
 // bash itself.
 func Bash(t testing.TB, prefix []string, folder string, env []string, commands string) (printed string, ok bool) {
 	t.Helper()
@@ -55,8 +71,10 @@ func Bash(t testing.TB, prefix []string, folder string, env []string, commands s
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{running}
 	err = errors.Join(cmd.Start(), running.Close())
 	testkit.Must(t, err)
+	unguard := guard(t, cmd.Process.Pid)
 	t.Cleanup(func() {
 		defer ended.Close()
+		defer unguard()
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) // most commands leave nothing
 		_ = ended.SetReadDeadline(time.Now().Add(local.Patience))
 		if _, err := io.Copy(io.Discard, ended); err != nil {
