@@ -258,7 +258,8 @@ type Imported struct {
 }
 
 // Import adds topics and brokers from the text of Export that are missing from the
-// catalog. Errors: *BadMessage; *NotLeaderError, ErrNotCommitted, ErrClosing: then repeat
+// catalog. Import leaves out a topic that is about to be rebuilt from a broker's copy: the topic
+// may have moved since the export, and the brokers of the older placement lack its messages. Errors: *BadMessage; *NotLeaderError, ErrNotCommitted, ErrClosing: then repeat
 // the import.
 func (c *Controller) Import(text []byte) (imported Imported, err error) {
 	if err := c.knowledge.following(); err != nil {
@@ -318,6 +319,10 @@ func (c *Controller) restore(t catalog.TopicDump) error {
 	if c.topics.owned(name) || c.topics.peek(name).creating != nil {
 		c.mu.Unlock()
 		return fmt.Errorf("topic %s is being created or deleted: %w", name, catalog.ErrTopicExists)
+	}
+	if id := c.copies.holder(name); id != "" {
+		c.mu.Unlock()
+		return fmt.Errorf("topic %s: broker %s keeps it, and it comes back by itself: %w", name, id, catalog.ErrUnread)
 	}
 	restored, err := c.cat.stage(catalog.TopicRestored{TopicDump: t})
 	if err == nil {

@@ -338,6 +338,35 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(third.topic("t").Epoch).To(Equal(epoch))
 	})
 
+	It("that has lost its store leaves topics out of an import that brokers keep, perhaps from after the export", func() {
+		first, former := newCluster(setup{data: &store.Memory{}}), agenttest.New()
+		first.join("b1", 200, former)
+		first.mustCreate(spec("t", 100, 10))
+		text, err := first.control.View().Export()
+		Expect(err).NotTo(HaveOccurred())
+		first.join("b2", 200, agenttest.New())
+		var all []string
+		for i := range 100 {
+			all = append(all, fmt.Sprintf("g.%d", i))
+		}
+		first.mustMove("t", "b2", all...)
+		Eventually(hasTopic(former, "t")).Should(BeFalse())
+		first.stop()
+
+		second := newCluster(setup{data: &store.Memory{}, address: first.address, config: func(cfg *controller.Config) { cfg.Grace = 15 * time.Second }})
+		for _, id := range []string{"b1", "b2"} {
+			Eventually(func() bool { return second.broker(id).GetConnected() }).Should(BeTrue())
+		}
+		<-time.After(time.Second) // for what the brokers keep
+		imported, err := second.control.Import(text)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(imported.Topics).To(BeZero())
+		Expect(imported.LeftOut).To(ConsistOf(ContainSubstring("topic t: broker b2 keeps it, and it comes back by itself")))
+		<-time.After(15 * time.Second)
+		Eventually(second.state("t")).Should(Equal("ACTIVE"))
+		Expect(second.publishersByBroker("t", 100)).To(Equal(map[string]int{"b2": 100}), "b2 has the messages")
+	})
+
 	// The broker may hold a share. The next adaptor learns of the share only from the broker.
 	DescribeTable("rolls back a creation that no caller was told of", func(granted bool) {
 		data := &store.Memory{}
