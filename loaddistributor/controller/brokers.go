@@ -480,7 +480,13 @@ func (r *View) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 		if len(waits) == maxWaits {
 			return waits, false
 		}
-		wait(name, "the loaddistributor did not place it here, and it is in use", "end its publishers and consumers, or have them use another broker")
+		reason, remedy := "the loaddistributor did not place it here, and it is in use", "end its publishers and consumers, or have them use another broker"
+		last := r.brokers.reported(id).Topic(name).Newest().Stats
+		if messages := last.Depth + last.Backlog; messages > 0 {
+			reason += "; consumers have not finished " + plural.Count(messages, "message")
+			remedy += "; connect consumers to the broker's own address, or empty its channels there"
+		}
+		wait(name, reason, remedy)
 	}
 	switch s := r.brokers.sessions[id]; {
 	case len(waits) > 0:
@@ -557,11 +563,11 @@ func (r *View) retires(id string) bool {
 	return false
 }
 
-// alien returns the topics in use on a broker that are not in the catalog, by name.
+// alien returns, by name, the topics in use on a broker that the catalog does not have on that broker.
 func (r *View) alien(id string) []string {
 	var names []string
 	for name, t := range r.brokers.reported(id).Topics() {
-		if _, inCatalog := r.cat.committed.Topic(name); !inCatalog && t.Used {
+		if t.Used && !r.cat.committed.Holds(name, id) && !r.cat.committed.IsListed(name, id) {
 			names = append(names, name)
 		}
 	}

@@ -196,7 +196,13 @@ func (r *View) Learned(topic catalog.Topic, limit int) *srtmv1.Learned {
 	}
 	for _, id := range slices.Sorted(maps.Keys(r.brokers.sessions)) {
 		if t := r.brokers.reported(id).Topic(name); t != nil && t.Used && !r.cat.committed.Holds(name, id) {
-			assignment := topic.Placement.Of("")
+			assignment, last := topic.Placement.Of(""), t.Newest().Stats
+			if messages := last.Depth + last.Backlog; messages > 0 {
+				p.Notes = append(p.Notes, fmt.Sprintf("broker %s, which does not have the topic, keeps %s of it: consumers do not find the broker. Connect a consumer to the broker's own address", id, plural.Count(messages, "message")))
+			}
+			if last.Publishers == 0 && last.Offered == 0 {
+				continue
+			}
 			p.Notes = append(p.Notes, fmt.Sprintf("publishers send to broker %s, which does not have the topic: consumers do not find it there. Point them at %s (broker %s), or run srtm agent beside them", id, assignment.TCPAddress, assignment.Broker))
 		}
 	}

@@ -579,6 +579,15 @@ var _ = Describe("What a drain waits for", func() {
 		Eventually(waits).Should(Equal([]string{"own: the loaddistributor did not place it here, and it is in use"}))
 	})
 
+	It("is messages of a topic that the catalog has on other brokers only", func() {
+		retired(setup{}, &srtmv1.TopicStats{Topic: "t"})
+		Eventually(waits).Should(Equal([]string{"safe"}))
+		n1.Create("t", "main")
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 3, Backlog: 4})
+		Eventually(waits).Should(Equal([]string{"t: the loaddistributor did not place it here, and it is in use; consumers have not finished 7 messages"}))
+		Expect(c.broker("b1").Waits[0].Remedy).To(HaveSuffix("connect consumers to the broker's own address, or empty its channels there"))
+	})
+
 	It("is lost by force once no consumer takes it", func() {
 		retired(setup{data: &store.Memory{}}, &srtmv1.TopicStats{Topic: "t", Depth: 3, Subscribers: 1, Delivered: 1})
 		force()
