@@ -69,7 +69,7 @@ type cluster struct {
 	store     []string                                          // flags of the loaddistributor's store
 	durable   []string                                          // durability flags of the brokers
 	ledger    ledger
-	creations atomic.Int64  // of the topic, without the first; the latency of its SLO tells the creation
+	creations atomic.Int64  // attempts to create the topic, without the first; the latency of its SLO tells the attempt
 	undrain   []func() bool // ends of drains that the control plane has not acknowledged
 
 	// The adaptor is a separate process, which brokers and the loaddistributor reach through the link.
@@ -270,7 +270,7 @@ func wait(d time.Duration) { <-time.NewTimer(d).C }
 // and counts the accepted messages. After slow answers it makes up for at most a tenth of a second.
 func (c *cluster) publish(ctx context.Context, b *broker, perSecond int, accepted *atomic.Int64) {
 	const tick, most = 10 * time.Millisecond, 100 * time.Millisecond
-	var known int64 // creation of the topic that the broker knows
+	var known int64 // creation of the topic that the broker knows; -1: none
 	var asked time.Time
 	counts := func() bool {
 		if created := c.creations.Load(); known != created && time.Since(asked) > most {
@@ -282,6 +282,7 @@ func (c *cluster) publish(ctx context.Context, b *broker, perSecond int, accepte
 	}
 	for ctx.Err() == nil {
 		attempt(ctx, b.tcp, func(nc net.Conn, r *bufio.Reader) error {
+			known = -1 // a broker that restarts may have an earlier topic again
 			ticker := time.NewTicker(tick)
 			defer ticker.Stop()
 			for last := time.Now(); ; {
@@ -574,8 +575,9 @@ type administration struct {
 	admin    srtmv1.AdminServiceClient
 	promises promises
 
-	updates   int
-	lowerings lowerings
+	updates      int
+	replacements int // of the topic
+	lowerings    lowerings
 }
 
 func (c *cluster) administer() *administration {
@@ -658,10 +660,14 @@ func (a *administration) replace(contract tokenbucket.Share) {
 		wait(100 * time.Millisecond)
 	}
 	a.promises.during(contract)
-	a.c.creations.Add(1)
+	a.replacements++
 	for {
+		a.c.creations.Add(1) // by attempt: a broker that was cut off keeps the topic of an attempt that failed
 		err := a.call(10*time.Second, func(ctx context.Context) error { return a.c.createTopic(ctx, a.admin, contract) })
-		if err == nil || status.Code(err) == codes.AlreadyExists { // an earlier attempt has created the topic, and the answer was lost
+		if status.Code(err) == codes.AlreadyExists { // an earlier attempt has created the topic, and the answer was lost
+			err = a.call(10*time.Second, a.recallCreation)
+		}
+		if err == nil {
 			break
 		}
 		if time.Now().After(until) {
@@ -672,6 +678,15 @@ func (a *administration) replace(contract tokenbucket.Share) {
 	}
 	a.c.ledger.forget()
 	a.promises = append(a.promises, promise{at: clock.Mono(), contract: contract, fresh: true})
+}
+
+// recallCreation sets the number of the last creation to the number in the SLO of the topic.
+func (a *administration) recallCreation(ctx context.Context) error {
+	r, err := a.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: topic, OmitPublishers: true}, grpc.WaitForReady(true))
+	if err == nil {
+		a.c.creations.Store(int64((r.Topic.Spec.Contract.Slo.Latency.AsDuration() - sloOf(0).Latency.AsDuration()) / time.Millisecond))
+	}
+	return err
 }
 
 // change changes the contract up and down, and deletes and creates the topic, until ctx ends. At the
@@ -698,7 +713,7 @@ func (a *administration) change(ctx context.Context, rng *rand.Rand) {
 }
 
 func (a *administration) String() string {
-	return fmt.Sprintf("%d updates, %d deletions and creations; %d answers named brokers that might use more: %v", a.updates, a.c.creations.Load(), a.lowerings.answers, a.lowerings.brokers)
+	return fmt.Sprintf("%d updates, %d deletions and creations; %d answers named brokers that might use more: %v", a.updates, a.replacements, a.lowerings.answers, a.lowerings.brokers)
 }
 
 func sloOf(creation int64) *srtmv1.Slo {
@@ -706,7 +721,7 @@ func sloOf(creation int64) *srtmv1.Slo {
 }
 
 // knows reports whether a broker has the topic of the last creation, or no topic. A broker that is cut
-// off, or that has just restarted, may still have the topic of an earlier creation. The broker accepts
+// off, or that has just restarted, may still have the topic of an earlier or a failed creation. The broker accepts
 // messages for the earlier topic, and deletes them together with it.
 func (c *cluster) knows(b *broker) bool {
 	text, _, err := localtest.Ask(http.MethodGet, "http://"+b.web+"/stats?format=json&include_clients=false&topic="+topic, "")
