@@ -50,6 +50,7 @@ func (r Remote) Set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode)
 		Topic: c.Topic, Contract: &srtmv1.Contract{RateMilli: int64(c.Total.Rate), Burst: c.Total.Burst}, ShareRule: c.Rule,
 		Awaited: c.Awaited, Strict: c.Strict, Update: mode == adaptor.Update, Adopt: mode == adaptor.Adopt,
 	}
+	req.Holders = c.Holders
 	if !c.Former.IsZero() {
 		req.Former = service.ShareProto(c.Former)
 	}

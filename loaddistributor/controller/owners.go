@@ -332,6 +332,10 @@ func (c *change) request(brokers []string, send func(*Session, request)) {
 func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 	c.mu.Lock()
 	contract, err := c.terms.contract(g.Spec, g.Plan, g.Retiring)
+	var holders []string // of the contract of a deleted topic of the same name
+	for _, s := range c.cat.next.Unconfirmed(c.op.name) {
+		holders = append(holders, s.Broker)
+	}
 	c.mu.Unlock()
 	if err != nil {
 		return reconcile.Granted{Err: err}
@@ -347,11 +351,10 @@ func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 	case g.Update:
 		mode = adaptor.Update
 	default:
-		err = c.release()
+		// The adaptor may have restarted since the deletion, and may restart before it gets the contract.
+		contract.Holders = holders
 	}
-	if err == nil {
-		err = c.adaptor.set(c.op.ctx, contract, mode)
-	}
+	err = c.adaptor.set(c.op.ctx, contract, mode)
 	if service.Reason(err) == reasonBusy {
 		err = &BusyError{Topic: c.op.name, Lowering: c.lowering(context.Background(), c.op.name)}
 	}
@@ -363,26 +366,6 @@ func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 	}
 	c.mu.Unlock()
 	return reconcile.Granted{Members: members, Err: err}
-}
-
-// release makes the adaptor wait for brokers that may still use the contract of a deleted
-// topic of the same name, in case the adaptor has restarted since the deletion.
-func (c *change) release() error {
-	c.mu.RLock()
-	recorded := c.cat.next.Unconfirmed(c.op.name)
-	var awaited, strict []string
-	for _, s := range recorded {
-		awaited = append(awaited, s.Broker)
-		if b, _ := c.cat.next.Broker(s.Broker); b.Strict {
-			strict = append(strict, s.Broker)
-		}
-	}
-	c.mu.RUnlock()
-	if len(recorded) == 0 {
-		return nil
-	}
-	_, err := c.adaptor.drop(c.op.name, awaited, strict)
-	return err
 }
 
 // consumers returns the consumers' state on the brokers of a moving topic.

@@ -59,8 +59,11 @@ type Contract struct {
 	Rule   string         // name in share.Rules
 	Placed []share.Placed // members; their quotas are the first shares
 	// Awaited lists brokers that are not members, but must report before the contract is adopted.
-	// Strict lists the members and awaited brokers with the strict lease policy.
+	// Strict lists the members, awaited brokers and holders with the strict lease policy.
 	Awaited, Strict []string
+	// Holders lists brokers that may use the contract of a removed topic of this name. Create waits
+	// for the holders, because this adaptor may have started after the removal.
+	Holders []string
 	// Former: see ledger.Terms.
 	Former tokenbucket.Share
 

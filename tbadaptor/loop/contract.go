@@ -25,7 +25,7 @@ import (
 func (s *Server) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
 	c := &adaptor.Contract{
 		Topic: req.Topic, Total: service.ShareOf(req.Contract), Rule: cmp.Or(req.ShareRule, share.Default), Awaited: req.Awaited, Strict: req.Strict,
-		Former: service.ShareOf(req.Former),
+		Former: service.ShareOf(req.Former), Holders: req.Holders,
 	}
 	for _, m := range req.Members {
 		c.Placed = append(c.Placed, share.Placed{
@@ -123,6 +123,9 @@ func checkContract(c *adaptor.Contract) (bad badRequest) {
 			bad.Add(field, "%q appears twice", broker)
 		}
 	}
+	for i, broker := range c.Holders {
+		bad.Name(fmt.Sprintf("holders[%d]", i), broker)
+	}
 	if len(bad) == 0 && !rest.IsZero() {
 		bad.Add("members", "their shares fall short of the contract by %d milli-msg/s and %d messages", rest.Rate, rest.Burst)
 	}
@@ -133,20 +136,27 @@ func checkContract(c *adaptor.Contract) (bad badRequest) {
 // removes the contract, unless the contract existed before.
 func (s *Server) set(ctx context.Context, c *adaptor.Contract) error {
 	var before bool
+	holders := c.Holders
 	for {
 		var changed <-chan struct{}
-		err := s.change(reasonContract, func(m *adaptor.Machine) (grants []ledger.Grant, err error) {
-			before = m.Contract(c.Topic) != nil
+		err := s.change(reasonContract, func(m *adaptor.Machine) (withdrawn []ledger.Grant, err error) {
+			if before = m.Contract(c.Topic) != nil; !before && len(holders) > 0 {
+				withdrawn = s.removeLocked(c.Topic, holders, c.Strict)
+			}
 			inForce, grants, err := m.Set(clock.Mono(), c)
 			if err != nil {
 				changed = s.mu.changed
-				return nil, err
+				return withdrawn, err
 			}
 			c = inForce // a repetition waits with the first call
-			return grants, nil
+			return append(withdrawn, grants...), nil
 		})
 		var busy *ledger.Busy
 		if errors.As(err, &busy) {
+			if holders != nil {
+				holders = nil
+				s.expire(clock.Mono()) // starts the leases of the holders
+			}
 			// Brokers are still giving up the previous contract of this name.
 			select {
 			case <-changed:

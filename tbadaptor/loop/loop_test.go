@@ -120,6 +120,29 @@ var _ = Describe("SetContract", func() {
 		Expect(err).To(MatchError(ContainSubstring("b1")))
 	})
 
+	It("waits for the holders of a contract that an earlier adaptor removed", func() {
+		a := newAdaptor(config())
+		b1 := a.join("b1", "i")
+		req := contract("t", 100_000, 10, members("b1", 100_000, 10))
+		req.Holders = []string{"b1", "b2"}
+		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		_, err := a.server.SetContract(short, req)
+		Expect(err).To(fails(codes.Unavailable, loop.ReasonBusy))
+		Expect(err).To(MatchError(ContainSubstring("b2")))
+		Consistently(b1.grants, "10ms").ShouldNot(Receive(), "b2 may still be using its share")
+		done := a.set(ctx, req)
+		b2 := a.join("b2", "i", heldShare("t", 70, 60_000, 6))
+		withdrawn := b2.granted()
+		Expect(withdrawn.Share.GetRateMilli()).To(BeZero())
+		Consistently(b1.grants, "10ms").ShouldNot(Receive(), "before b2 has given up its share")
+		b2.ack(withdrawn, 0)
+		b1.ack(b1.granted(), 0)
+		Expect(<-done).To(Succeed())
+		Expect(<-a.set(ctx, req)).To(Succeed(), "a repetition removes nothing")
+		Consistently(b1.grants, "10ms").ShouldNot(Receive())
+	})
+
 	It("is told when the contract is removed meanwhile, or the adaptor stops", func() {
 		a := newAdaptor(config())
 		a.join("b1", "i")

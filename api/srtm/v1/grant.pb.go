@@ -1150,7 +1150,11 @@ type SetContractRequest struct {
 	Strict []string `protobuf:"bytes,12,rep,name=strict,proto3" json:"strict,omitempty"`
 	// The most that all brokers together may hold of the topic, for an adaptor that has
 	// restarted. Unset: not known.
-	Former        *Share `protobuf:"bytes,20,opt,name=former,proto3" json:"former,omitempty"`
+	Former *Share `protobuf:"bytes,20,opt,name=former,proto3" json:"former,omitempty"`
+	// Brokers that may use the contract of a removed topic of this name. An adaptor that has
+	// restarted refuses to create the contract (CONTRACT_BUSY) until each of these brokers has
+	// said what it holds, was forgotten or has lost its lease. Not for adopt and update.
+	Holders       []string `protobuf:"bytes,21,rep,name=holders,proto3" json:"holders,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1244,6 +1248,13 @@ func (x *SetContractRequest) GetStrict() []string {
 func (x *SetContractRequest) GetFormer() *Share {
 	if x != nil {
 		return x.Former
+	}
+	return nil
+}
+
+func (x *SetContractRequest) GetHolders() []string {
+	if x != nil {
+		return x.Holders
 	}
 	return nil
 }
@@ -2190,7 +2201,7 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\n" +
 	"publishers\x18\x03 \x01(\rR\n" +
 	"publishers\x12\x1a\n" +
-	"\bretiring\x18\x04 \x01(\bR\bretiring\"\xab\x02\n" +
+	"\bretiring\x18\x04 \x01(\bR\bretiring\"\xc5\x02\n" +
 	"\x12SetContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12)\n" +
@@ -2202,7 +2213,8 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	" \x01(\bR\x06update\x12\x18\n" +
 	"\aawaited\x18\v \x03(\tR\aawaited\x12\x16\n" +
 	"\x06strict\x18\f \x03(\tR\x06strict\x12&\n" +
-	"\x06former\x18\x14 \x01(\v2\x0e.srtm.v1.ShareR\x06former\"\x15\n" +
+	"\x06former\x18\x14 \x01(\v2\x0e.srtm.v1.ShareR\x06former\x12\x18\n" +
+	"\aholders\x18\x15 \x03(\tR\aholders\"\x15\n" +
 	"\x13SetContractResponse\"_\n" +
 	"\x15RemoveContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
