@@ -54,12 +54,12 @@ func (o *options) addressFlags(fs *flag.FlagSet) {
 }
 
 func (o *options) serverFlags(fs *flag.FlagSet) {
-	fs.StringVar(&o.role, "role", "all", "`what` this process does: server (decides, over UDP), router (asks servers, for HTTP and gRPC), or all")
+	fs.StringVar(&o.role, "role", "all", "`what` this process does: server (decides, over UDP), router (forwards HTTP and gRPC to servers), or all")
 	fs.StringVar(&o.dataPath, "data-path", "", "`directory` for admission.db, the SQLite store (default: the working directory)")
 	fs.StringVar(&o.database, "database", "", "`URL` of a PostgreSQL store (postgres://...), in place of SQLite")
 	fs.DurationVar(&o.server.Checkpoint, "checkpoint", server.DefaultCheckpoint, "how often what keys hold is saved: what a key was admitted since then, at most its capacity, it may be admitted again after a crash, unless its rule is strict")
 	fs.DurationVar(&o.server.Poll, "poll", server.DefaultPoll, "how often edited rules are looked for")
-	fs.DurationVar(&o.server.Lookup, "lookup-wait", server.DefaultLookup, "for how `long` a question waits at most for its key to be looked up, whatever its asker would wait, 1ms to 5s")
+	fs.DurationVar(&o.server.Lookup, "lookup-wait", server.DefaultLookup, "for how `long` a question waits at most for its key to be looked up, whatever its client would wait, 1ms to 5s")
 	fs.IntVar(&o.server.MaxKeys, "max-keys", server.DefaultMaxKeys, "how many keys may be in memory; each takes about 93 bytes with a key of 20 characters, 200 in the process")
 	fs.IntVar(&o.server.MaxSessions, "max-sessions", server.DefaultMaxSessions, "how many askers are known at a time; each takes up to 200 KB")
 	fs.StringVar(&o.fullReply, "full-reply", "deny", "`reply` to keys for which there is no room: deny or admit")
@@ -67,10 +67,10 @@ func (o *options) serverFlags(fs *flag.FlagSet) {
 }
 
 func (o *options) askFlags(fs *flag.FlagSet) {
-	fs.Var((*daemon.List)(&o.decider.Servers), "server", "UDP `host:port` of a server to ask, for --role=router, until the store has said which there are; repeat it for several")
+	fs.Var((*daemon.List)(&o.decider.Servers), "server", "UDP `host:port` of a server, for --role=router, until the store's list of servers is read; repeat it for several")
 	fs.IntVar(&o.decider.Attempts, "attempts", client.DefaultAttempts, "how many `times` a question is sent to a server that gives no sign of life, before the default reply; the waits are 100 us to 5 ms, by what answers take")
 	fs.DurationVar(&o.decider.Wait, "wait", client.DefaultWait, "for how `long` a decision waits for a server that looks the key up in its store, before the default reply, 1ms to 5s and at most --lookup-wait; an answer that comes later is not charged")
-	fs.BoolVar(&o.decider.PaperTimers, "paper", false, "ask again after 100 us each time, as the Janus paper does, and not by what answers take")
+	fs.BoolVar(&o.decider.PaperTimers, "paper", false, "retry after 100 us each time, as the Janus paper does, and not by what answers take")
 	fs.StringVar(&o.defaultReply, "default-reply", "deny", "`reply` where no server answers: deny or admit")
 	fs.Func("default-reply-for", "`prefix=reply` for keys with that prefix where no server answers; repeat it for several", func(s string) error {
 		prefix, reply, _ := strings.Cut(s, "=")

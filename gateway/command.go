@@ -68,7 +68,7 @@ func (o *options) policyFlag(fs *flag.FlagSet) {
 
 func (o *options) check() *daemon.Program {
 	return &daemon.Program{
-		About: "gateway check says what is wrong with a policy.", Examples: "  gateway check --policy=/etc/srtm/gateway.toml",
+		About: "gateway check reports what is wrong with a policy.", Examples: "  gateway check --policy=/etc/srtm/gateway.toml",
 		Groups: flagsOf(o.policyFlag), Values: policyValue, Validate: o.validatePolicy,
 		Run: func(context.Context, *slog.Logger, *slog.LevelVar) error {
 			p := o.proxy.Policy
@@ -86,8 +86,8 @@ func (o *options) explain() *daemon.Program {
 	header := http.Header{}
 	flags := func(fs *flag.FlagSet) {
 		o.policyFlag(fs)
-		fs.StringVar(&target, "url", "", "`URL` or path that is asked for; also the last argument")
-		fs.StringVar(&tenant, "tenant", "", "`tenant` that asks")
+		fs.StringVar(&target, "url", "", "`URL` or path of the request; also the last argument")
+		fs.StringVar(&tenant, "tenant", "", "`tenant` of the request")
 		fs.StringVar(&method, "method", http.MethodGet, "`name` of the request's method")
 		fs.StringVar(&host, "host", "", "`name` in the request's Host header; empty: the URL's")
 		fs.Func("header", "`\"Name: value\"` of the request; may be repeated", func(s string) error {
@@ -123,7 +123,7 @@ func (o *options) explain() *daemon.Program {
 		fmt.Printf("class      %s, weight %d: %s\n", c.Name, c.Weight, rule)
 		fmt.Printf("waits      with at most %d others, %v at most\n", c.Queue, c.Wait)
 		if key := c.AdmissionKey(tenant); key != "" {
-			fmt.Printf("admission  %s; %s where it cannot be asked\n", key, map[bool]string{true: "admitted", false: "refused"}[c.FailOpen])
+			fmt.Printf("admission  %s; %s where admission does not answer\n", key, map[bool]string{true: "admitted", false: "refused"}[c.FailOpen])
 		}
 		units := p.CostOf(u.Path)
 		if units == nil {
@@ -135,7 +135,7 @@ func (o *options) explain() *daemon.Program {
 		return nil
 	}
 	return &daemon.Program{
-		About:    "gateway explain says of what class a request would be, why, and what it is taken to cost.",
+		About:    "gateway explain shows of what class a request would be, why, and what it is taken to cost.",
 		Examples: "  gateway explain --policy=/etc/srtm/gateway.toml --tenant=acme /reports/2026",
 		Argument: "url", Groups: flagsOf(flags), Validate: validate, Run: run,
 		Values: map[string]string{"policy": policyValue["policy"], "url": "/reports/2026", "tenant": "acme", "header": "Accept: text/html"},
@@ -165,7 +165,7 @@ func (o *options) monitor() *daemon.Program {
 		return serve(ctx)
 	}
 	return &daemon.Program{
-		About:    "gateway monitor tells gateway profile what the web server beside it uses: cpu in milliseconds, disk\nand net in kilobytes.",
+		About:    "gateway monitor reports to gateway profile what the web server beside it uses: cpu in milliseconds,\ndisk and net in kilobytes.",
 		Examples: "  gateway monitor --cgroup=/sys/fs/cgroup/system.slice/nginx.service",
 		Groups:   flagsOf(flags), Validate: validate, Run: run,
 		Values: map[string]string{"interface": "eth0", "allow-insecure-listen": "http-address"},
@@ -180,7 +180,7 @@ func (o *options) profile() *daemon.Program {
 		fs.StringVar(&cfg.Monitor, "monitor", "http://127.0.0.1:4197/", "`URL` of the gateway monitor beside it")
 		fs.Var((*daemon.List)(&cfg.URLs), "url", "`URL` or path to measure; may be repeated (default: those of --sitemap)")
 		fs.StringVar(&cfg.Sitemap, "sitemap", "", "`URL` or path of a sitemap (default none: what links lead to, on the same host, up to 200 pages)")
-		fs.IntVar(&cfg.Repeat, "repeat", 20, "how many `times` each is asked for by itself, and as often at 2 and 4 at once")
+		fs.IntVar(&cfg.Repeat, "repeat", 20, "how many `times` each is requested by itself, and as often at 2 and 4 at once")
 	}
 	validate := func() (err error) {
 		if cfg.Server, err = url.Parse(server); err != nil || cfg.Server.Scheme != "http" && cfg.Server.Scheme != "https" {
@@ -196,7 +196,7 @@ func (o *options) profile() *daemon.Program {
 		return r.Write(os.Stdout)
 	}
 	return &daemon.Program{
-		About:    "gateway profile measures what a web server's pages take, asking for them (GET) one by one, and what\nthe server has, and writes it as a policy has it.",
+		About:    "gateway profile measures what a web server's pages take, requesting them (GET) one by one, and what\nthe server has, and writes it as a policy has it.",
 		Examples: "  gateway profile --server=http://10.0.0.8:80 --monitor=http://10.0.0.8:4197/ > profiles.toml",
 		Groups:   flagsOf(flags), Validate: validate, Run: run,
 		Values: map[string]string{"server": "http://10.0.0.8:80", "url": "/reports/2026", "sitemap": "/sitemap.xml"},

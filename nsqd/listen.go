@@ -36,11 +36,11 @@ func (a *addresses) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&a.admin, "admin-http-address", "", "`host:port`, or path of a Unix socket, for all HTTP routes; the other HTTP addresses then refuse /debug/ and the routes that change anything except publishing (default none: every address serves all routes)")
 	fs.StringVar(&a.mqtt, "mqtt-address", "", "`host:port`, or path of a Unix socket, for MQTT 3.1.1 and 5.0 clients (default none)")
 	fs.StringVar(&a.mqtts, "mqtts-address", "", "`host:port` for MQTT clients over TLS; needs --tls-cert (default none)")
-	fs.StringVar(&a.broadcast, "broadcast-address", "", "`host` that clients are told to dial (default the hostname)")
-	fs.IntVar(&a.broadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients are told to dial (default the port of --tcp-address)")
-	fs.IntVar(&a.broadcastHTTPPort, "broadcast-http-port", 0, "HTTP `port` that clients are told to dial (default the port of --http-address)")
-	fs.IntVar(&a.broadcastMQTTPort, "broadcast-mqtt-port", 0, "MQTT `port` that clients are told to dial (default the port of --mqtt-address)")
-	fs.IntVar(&a.broadcastMQTTSPort, "broadcast-mqtts-port", 0, "`port` that MQTT clients with TLS are told to dial (default the port of --mqtts-address)")
+	fs.StringVar(&a.broadcast, "broadcast-address", "", "`host` that clients dial (default the hostname)")
+	fs.IntVar(&a.broadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients dial (default the port of --tcp-address)")
+	fs.IntVar(&a.broadcastHTTPPort, "broadcast-http-port", 0, "HTTP `port` that clients dial (default the port of --http-address)")
+	fs.IntVar(&a.broadcastMQTTPort, "broadcast-mqtt-port", 0, "MQTT `port` that clients dial (default the port of --mqtt-address)")
+	fs.IntVar(&a.broadcastMQTTSPort, "broadcast-mqtts-port", 0, "`port` that MQTT clients with TLS dial (default the port of --mqtts-address)")
 	fs.BoolVar(&a.console, "console", true, "serve the web console of a standalone broker at /ui/ of --admin-http-address, or else of every HTTP address")
 }
 
@@ -159,7 +159,7 @@ func address(ln net.Listener) net.Addr {
 // port returns the port of ln; -1: none.
 func port(ln net.Listener) int { return conn.Port(address(ln)) }
 
-// advertised returns the address that clients of ln are told to dial, or "" without a port. broadcast is the
+// advertised returns the address that clients of ln dial, or "" without a port. broadcast is the
 // port of a flag; 0: the port of ln.
 func advertised(host string, ln net.Listener, broadcast int) string {
 	p := cmp.Or(broadcast, port(ln))

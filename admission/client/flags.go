@@ -14,10 +14,10 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 )
 
-// Flags adds the flags of a program that asks an admission server if an address is set. purpose is part
+// Flags adds the flags of a program that uses an admission server if an address is set. purpose is part
 // of the help.
 func (c *Config) Flags(fs *flag.FlagSet, purpose string) {
-	fs.Func("admission-address", "UDP `host:port` of an admission server that is asked "+purpose+"; repeat it for several (default none: no limit)", func(s string) error {
+	fs.Func("admission-address", "UDP `host:port` of an admission server "+purpose+"; repeat it for several (default none: no limit)", func(s string) error {
 		c.Servers = append(c.Servers, s)
 		return nil
 	})

@@ -27,21 +27,21 @@ func (c *Config) LimitFlags(fs *flag.FlagSet) {
 	fs.Var(loops, "io-loops", "`number` of event loops that serve connections, on Linux; auto: 1, and more, up to one per processor, while a loop is overloaded and a processor idle; 0: a goroutine for each connection")
 }
 
-// ClientFlags defines the flags of what NSQ clients may ask for. c.Session holds the defaults.
+// ClientFlags defines the flags of what NSQ clients may request. c.Session holds the defaults.
 func (c *Config) ClientFlags(fs *flag.FlagSet) {
 	s := c.Session
 	fs.DurationVar(&s.MsgTimeout, "msg-timeout", s.MsgTimeout, "how long a subscriber may hold a message that it does not finish")
-	fs.DurationVar(&s.MaxMsgTimeout, "max-msg-timeout", s.MaxMsgTimeout, "maximum message timeout a client may ask for")
+	fs.DurationVar(&s.MaxMsgTimeout, "max-msg-timeout", s.MaxMsgTimeout, "maximum message timeout a client may request")
 	fs.DurationVar(&s.Limits.MaxReqTimeout, "max-req-timeout", s.Limits.MaxReqTimeout, "maximum delay of a requeue")
 	fs.DurationVar(&s.Limits.MaxDeferTimeout, "max-defer-timeout", 0, "maximum delay of a deferred publish (default --max-req-timeout)")
 	fs.IntVar(&s.Limits.MaxRdy, "max-rdy-count", s.Limits.MaxRdy, "maximum RDY count of a client")
 	fs.DurationVar(&c.clientTimeout, "client-timeout", 2*s.HeartbeatInterval, "close a client that is silent for so long; heartbeats go out at half of it")
-	fs.DurationVar(&s.MaxHeartbeatInterval, "max-heartbeat-interval", s.MaxHeartbeatInterval, "maximum heartbeat interval a client may ask for")
+	fs.DurationVar(&s.MaxHeartbeatInterval, "max-heartbeat-interval", s.MaxHeartbeatInterval, "maximum heartbeat interval a client may request")
 	fs.StringVar(&c.outputBuffering, "output-buffering", bufferEager, "`policy` of writing to subscribers: eager (as soon as nothing more is ready) or strict (by the client's buffer and timeout, as upstream)")
 	fs.DurationVar(&s.OutputBufferTimeout, "output-buffer-timeout", s.OutputBufferTimeout, "output buffer timeout of clients that name none")
-	fs.DurationVar(&s.MinOutputBufferTimeout, "min-output-buffer-timeout", s.MinOutputBufferTimeout, "minimum output buffer timeout a client may ask for")
-	fs.DurationVar(&s.MaxOutputBufferTimeout, "max-output-buffer-timeout", s.MaxOutputBufferTimeout, "maximum output buffer timeout a client may ask for")
-	fs.IntVar(&s.MaxOutputBufferSize, "max-output-buffer-size", s.MaxOutputBufferSize, "maximum output buffer a client may ask for, in `bytes`")
+	fs.DurationVar(&s.MinOutputBufferTimeout, "min-output-buffer-timeout", s.MinOutputBufferTimeout, "minimum output buffer timeout a client may request")
+	fs.DurationVar(&s.MaxOutputBufferTimeout, "max-output-buffer-timeout", s.MaxOutputBufferTimeout, "maximum output buffer timeout a client may request")
+	fs.IntVar(&s.MaxOutputBufferSize, "max-output-buffer-size", s.MaxOutputBufferSize, "maximum output buffer a client may request, in `bytes`")
 	fs.BoolVar(&s.Snappy, "snappy", s.Snappy, "let clients have Snappy compression")
 	fs.BoolVar(&s.Deflate, "deflate", s.Deflate, "let clients have DEFLATE compression")
 	fs.IntVar(&s.MaxDeflateLevel, "max-deflate-level", s.MaxDeflateLevel, "maximum DEFLATE `level` a client can have, 1 to 9; more takes more CPU")
