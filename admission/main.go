@@ -1,4 +1,4 @@
-// Command admission answers "may key K go on?" from exact token buckets. Programs ask over UDP
+// Command admission answers "may key K go on?" from exact token buckets. Programs send questions over UDP
 // (admission/client), all other callers over HTTP (/qos, /auth, /v1/check). Operators edit the rules
 // over gRPC (srtm admission). The rules are in SQLite or PostgreSQL.
 //
@@ -91,7 +91,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 
 // followServers sets the asker's servers to the members in the store, until ctx ends.
 func followServers(ctx context.Context, database *store.Store, asker *client.Client, log *slog.Logger) error {
-	outage := obs.NewOutage(log, "the servers could not be read; asking those that are known")
+	outage := obs.NewOutage(log, "the servers could not be read; using those that are known")
 	for {
 		members, err := database.Members(ctx)
 		var addresses []string

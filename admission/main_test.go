@@ -327,7 +327,7 @@ func TestRulesAreShown(t *testing.T) {
 
 func second[A any](_ A, err error) error { return err }
 
-// A router process asks a server process. Both have the same MAC key. The server ignores a router with
+// A router process sends questions to a server process. Both have the same MAC key. The server ignores a router with
 // another MAC key.
 func TestRouterAsksServerWithItsMACKey(t *testing.T) {
 	data, key, other := t.TempDir(), testkit.File(t, "file", "7 30313233343536373839616263646566"), testkit.File(t, "file", "7 40313233343536373839616263646566")
@@ -373,7 +373,7 @@ func TestPartitionsMove(t *testing.T) {
 			return p.GetServer() == name && p.GetTarget() == "" && p.GetFirst() == first && p.GetLast() == first+15
 		})
 	})
-	for i, web := range []string{other, at} { // the client still asks the first server, which redirects the client
+	for i, web := range []string{other, at} { // the client still sends questions to the first server, which redirects the client
 		testkit.WaitFor(t, "an answer", func() bool { return strings.Contains(get(t, web+"/qos?key=k&cost=0", ""), "r=") })
 		testkit.Equal(t, get(t, web+"/qos?key=k", ""), fmt.Sprintf(`200 TRUE "default";r=%d;t=%d`, 1-i, 2000+1000*i))
 	}

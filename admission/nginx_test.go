@@ -16,7 +16,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// nginx asks with the lines that docs/admission.md shows. The test reads the lines from there.
+// nginx sends requests with the lines that docs/admission.md shows. The test reads the lines from there.
 func TestNginx(t *testing.T) {
 	program, err := exec.LookPath("nginx")
 	if err != nil {

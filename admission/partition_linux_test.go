@@ -20,8 +20,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// machine is a daemon in its own network namespace, with clients beside the daemon. The clients ask
-// over HTTP on the loopback of the namespace, so they reach what the daemon reaches.
+// machine is a daemon in its own network namespace, with clients beside the daemon. The clients send
+// questions over HTTP on the loopback of the namespace, so they reach what the daemon reaches.
 type machine struct {
 	testkit.Namespace
 	name string // the daemon's UDP address
@@ -135,16 +135,16 @@ func (n *network) owns(m *machine) bool {
 	return n.state(m).Partitions == rule.Partitions
 }
 
-// ask asks for a key on a machine.
+// ask sends a question for a key to a machine.
 func (n *network) ask(m *machine, key string, cost int) (admit, answered bool) {
 	n.t.Helper()
-	var told struct {
+	var answer struct {
 		Results []struct{ Admit, Unanswered bool }
 	}
 	reply, err := m.http.Post("http://admission/v1/check", "application/json", bytes.NewReader(fmt.Appendf(nil, `{"checks":[{"key":%q,"cost":%d}]}`, key, cost)))
-	n.decode(reply, err, &told)
-	testkit.MustEqual(n.t, len(told.Results), 1, "%+v", told)
-	r := told.Results[0]
+	n.decode(reply, err, &answer)
+	testkit.MustEqual(n.t, len(answer.Results), 1, "%+v", answer)
+	r := answer.Results[0]
 	if r.Admit {
 		n.admitted[key][m] += cost
 	}
@@ -206,7 +206,7 @@ func (n *network) heal(owner *machine) {
 	}
 	for _, m := range n.machines {
 		if m != owner {
-			testkit.WaitFor(n.t, "who was cut off hears of it", func() bool { return n.state(m).Partitions == 0 })
+			testkit.WaitFor(n.t, "machines that were cut off know of the take-over", func() bool { return n.state(m).Partitions == 0 })
 		}
 	}
 	all, _, err := n.store.Owners(n.t.Context())
@@ -248,7 +248,7 @@ func TestThreeServersApart(t *testing.T) {
 // An owner admits replicated before the cut, and unheard immediately after the cut.
 const replicated, unheard = 300, 50
 
-// isCutOff cuts machine i off, which owns all partitions. No client has asked for the key.
+// isCutOff cuts machine i off, which owns all partitions. No client has requested the key.
 func (n *network) isCutOff(i int, key string) {
 	const strict = "strict"
 	t := n.t
@@ -293,7 +293,7 @@ func (n *network) isCutOff(i int, key string) {
 }
 
 // The owner and its follower are cut off together. The owner continues with strict keys on the
-// follower's word, until the follower has not read the store for a minute. The owner has stopped when
+// follower's lease, until the follower has not read the store for a minute. The owner has stopped when
 // the third server takes over.
 func TestTwoOfThreeServersApart(t *testing.T) {
 	if os.Getenv("SRTM_FAULTS") == "" {

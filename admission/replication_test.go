@@ -31,7 +31,7 @@ func stateOf(t *testing.T, web string) (s server.State) {
 
 // A server replicates to another server with TLS and certificates. A client without a certificate, or
 // with an expired certificate or a certificate of another authority, cannot write what the follower
-// knows, and cannot end the follower's word and have it saved. The same calls with a valid certificate
+// knows, and cannot end the follower's lease and have it saved. The same calls with a valid certificate
 // can.
 func TestReplicationTakesACertificate(t *testing.T) {
 	t.Parallel()
@@ -124,7 +124,7 @@ func TestReplicationTakesACertificate(t *testing.T) {
 	if credits := saved(); len(credits) > 0 {
 		t.Errorf("%v is saved before any check-point", credits)
 	}
-	// The follower's word has not ended. Nothing can be replicated to a follower whose word has ended.
+	// The follower's lease has not ended. Nothing can be replicated to a follower whose lease has ended.
 	if err := replicate(peer, "other"); err != nil {
 		t.Errorf("a peer: %v", err)
 	}
@@ -135,6 +135,6 @@ func TestReplicationTakesACertificate(t *testing.T) {
 		t.Errorf("the follower saved %v; the owner has replicated 3 of k, and a peer 9 of other", credits)
 	}
 	if err := replicate(peer, "k"); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("after the word has ended: %v", err)
+		t.Errorf("after the lease has ended: %v", err)
 	}
 }

@@ -1,12 +1,12 @@
-// Package client asks an admission service whether a key may go on.
+// Package client requests decisions of an admission service: whether a key may go on.
 //
 //	c, err := client.New(client.Config{Servers: []string{"127.0.0.1:4193"}})
 //	d := c.Ask(ctx, "user/17", 1)
 //	if !d.Admit { ... d.RetryAfter ... }
 //
-// The client asks the server that owns the key over UDP (link.go). It sends a question up to five
+// The client sends questions over UDP to the server that owns the key (link.go), each up to five
 // times, and the server charges the question once. While a server looks the key up, the client waits up
-// to Config.Wait. Otherwise the client falls back to a default reply, and tells the server of a denial.
+// to Config.Wait. Otherwise the client falls back to a default reply, and reports a denial to the server.
 // Limit is a net/http middleware (middleware.go).
 package client
 
@@ -46,7 +46,7 @@ type Config struct {
 	// carries the remaining time, after which the server does not charge the question. A context that
 	// ends sooner shortens Wait. 0: DefaultWait. Only tests use more than MaxWait.
 	Wait time.Duration
-	// Local asks a server in this process first; ok is false if that server has no answer. nil: none.
+	// Local questions a server in this process first; ok is false if that server has no answer. nil: none.
 	Local func(key string, cost uint32, peek bool) (a wire.Answer, ok bool)
 	// PaperTimers sends a question again after 100 us each time, as in the Janus paper.
 	PaperTimers bool
@@ -66,11 +66,11 @@ type Decision struct {
 // maxMoves is how many servers that do not own the key a question may go to.
 const maxMoves = 8
 
-// Client asks admission servers. A Client is safe for concurrent use until Close.
+// Client sends questions to admission servers. A Client is safe for concurrent use until Close.
 type Client struct {
 	cfg    Config
 	links  atomic.Pointer[[]*link]        // the slice is never empty and never modified
-	owners [rule.Partitions]atomic.Uint64 // epoch << 32 | hash of the owner's address, as last heard; 0: unknown
+	owners [rule.Partitions]atomic.Uint64 // epoch << 32 | hash of the owner's address, from the last answer; 0: unknown
 	mu     sync.Mutex                     // serializes SetServers and Close
 	closed bool
 }
@@ -147,7 +147,7 @@ func (c *Client) Close() {
 
 // Ask takes cost credits from the key, if the key has them. Ask always decides: if no server answers
 // within Config.Wait, or ctx ends, Ask returns the default reply. A denial takes no credits: if no
-// answer has come, Ask tells the server. Ask denies an invalid key.
+// answer has come, Ask reports the denial to the server. Ask denies an invalid key.
 // Requires: rule.ValidKey(key).
 func (c *Client) Ask(ctx context.Context, key string, cost uint32) Decision {
 	return c.AskOr(ctx, key, cost, c.Fallback)
@@ -207,8 +207,8 @@ func (c *Client) patience(ctx context.Context) time.Time {
 	return deadline
 }
 
-// askOwner asks the presumed owner of the partition. If the server names another owner, askOwner asks
-// the named owner. If no answer comes, the partition's next question goes to another server, which may
+// askOwner sends the question to the presumed owner of the partition, and to the owner that this server
+// names. If no answer comes, the partition's next question goes to another server, which may
 // know a new owner. The unanswered question goes to no other server, as the first server may have
 // charged the key.
 func (c *Client) askOwner(ctx context.Context, p int, q wire.Question, deadline time.Time) (a answer, ok bool) {
@@ -238,7 +238,7 @@ func (c *Client) askOwner(ctx context.Context, p int, q wire.Question, deadline 
 			return answer{}, false
 		}
 	}
-	c.owners[p].Store(0) // the heard owner may come from an earlier store
+	c.owners[p].Store(0) // the owner may come from an earlier store
 	return answer{}, false
 }
 

@@ -142,7 +142,7 @@ func TestNobodyAnswers(t *testing.T) {
 			testkit.Equal(t, c.Ask(t.Context(), key, 1), (client.Decision{Admit: admit, Unanswered: true}), "%s", key)
 		}
 	}
-	// However long the client would ask, the question ends with its context and with Close.
+	// However long the client would retry, the question ends with its context and with Close.
 	c := dial(t, client.Config{Servers: []string{silent.LocalAddr().String()}, DefaultAdmit: true, Attempts: 1 << 30, Wait: testkit.Hang})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -158,7 +158,7 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
-// If a client knows several servers, the client asks a server again that has answered. One server is
+// If a client knows several servers, the client prefers a server that has answered. One server is
 // cut off.
 func TestAnotherServerIsCutOff(t *testing.T) {
 	owner := serve(t, rule.Rule{Key: "key1", Share: tokenbucket.Share{Rate: 1, Burst: 10}}).String()
@@ -176,7 +176,7 @@ func TestAnotherServerIsCutOff(t *testing.T) {
 	}
 }
 
-// A client asks servers that are named twice as if they were named once.
+// A client treats servers that are named twice as if they were named once.
 func TestServersThatAreNamedTwice(t *testing.T) {
 	to := serve(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 10}}).String()
 	c := dial(t, client.Config{Servers: []string{to, to}, Attempts: 10_000, Wait: testkit.Hang})

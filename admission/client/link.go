@@ -15,7 +15,7 @@ import (
 // answers, the server could not repeat all answers.
 const maxOutstanding = 2048
 
-// link asks a server.
+// link sends questions to a server.
 type link struct {
 	address  string
 	hash     uint32 // hash of the address, by which servers name each other
@@ -39,7 +39,7 @@ type call struct {
 	q        wire.Question
 	sent     int
 	silent   int // copies since the server's last sign of life
-	rests    int // number of answers that say that the question waits
+	rests    int // number of answers by which the question waits
 	resting  bool
 	busy     bool // the server is busy: do not wait for a look-up
 	issued   int  // sessions issued during the call
@@ -123,7 +123,7 @@ func (l *link) ask(ctx context.Context, q wire.Question, deadline time.Time) (an
 	}
 }
 
-// retry returns how long to wait next. Unless the server has said that the question waits, again sends
+// retry returns how long to wait next. Unless the server has answered that the question waits, again sends
 // the question another time. If the deadline has passed, or the server gave no sign of life after
 // attempts copies, again returns false. Requires: mu held.
 func (l *link) retry(c *call) (wait time.Duration, more bool) {
@@ -160,7 +160,7 @@ func (l *link) send(c *call) time.Duration {
 	return max(0, min(left, l.trip.wait(c.silent, l.paper)))
 }
 
-// cancel tells the server that the client denied a question without an answer.
+// cancel reports to the server that the client denied a question without an answer.
 func (l *link) cancel(number uint64, cost uint32, key string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Limit asks about each request before next gets the request. Limit answers a denied request with 429
+// Limit sends a question about each request before next gets the request. Limit answers a denied request with 429
 // Too Many Requests and Retry-After. key returns the key to charge; a request with key "" passes.
 func (c *Client) Limit(key func(*http.Request) string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

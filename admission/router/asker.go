@@ -1,6 +1,6 @@
 // Package router serves admission to programs that do not use its datagrams: HTTP (http.go), Envoy's
 // rate limit service (envoy.go) and, for operators, the gRPC service AdmissionAdmin (admin.go). The
-// package decides nothing: it asks the servers with admission/client (asker.go).
+// package decides nothing: it forwards questions to the servers with admission/client (asker.go).
 package router
 
 import (
@@ -33,7 +33,7 @@ type question struct {
 	deny int // HTTP status of a denial by /auth
 }
 
-// Asker asks the admission servers for HTTP and Envoy, and counts the decisions. It looks up rules for
+// Asker sends the questions of HTTP and Envoy to the admission servers, and counts the decisions. It looks up rules for
 // answers that name them, and for requests that reach no server.
 type Asker struct {
 	client  *client.Client

@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// The router refuses every request that Envoy might send, or asks about keys that can have rules.
+// The router refuses every request that Envoy might send, or questions keys that can have rules.
 func FuzzDescriptors(f *testing.F) {
 	for _, r := range []*envoy.RateLimitRequest{
 		{}, {Domain: "d", Descriptors: []*envoy.RateLimitDescriptor{{Entries: []*envoy.RateLimitDescriptor_Entry{{Key: "k\x00=|", Value: "%é\x7f"}, {Value: string(make([]byte, 300))}}}}},

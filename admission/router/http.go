@@ -41,7 +41,7 @@ func MountHTTP(mux *http.ServeMux, a *Asker) {
 	mux.HandleFunc("POST /v1/check", a.check)
 }
 
-// handleOne decides the key and cost of a GET, and writes the decision with tell.
+// handleOne decides the key and cost of a GET, and writes the decision with respond.
 func (a *Asker) handleOne(respond func(http.ResponseWriter, question, client.Decision)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		q, err := readQuery(r)

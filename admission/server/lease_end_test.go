@@ -55,10 +55,10 @@ func TestClocksRunApart(t *testing.T) {
 		// The follower read the store at 0, and answers the owner's message late.
 		at := rapid.Float64Range(0, 59).Draw(t, "answered")
 		r := replica{heartbeat: 1}
-		word := r.promise(0, mono.Time(at/follower*1e9))
-		if end := at + takes(word, owner); word > 0 && end >= takes(leaseOver, follower)+at {
+		lease := r.promise(0, mono.Time(at/follower*1e9))
+		if end := at + takes(lease, owner); lease > 0 && end >= takes(leaseOver, follower)+at {
 			t.Fatalf("the owner stops at %.3f s, the follower takes over before", end)
-		} else if word > 0 && end >= 60*other {
+		} else if lease > 0 && end >= 60*other {
 			t.Fatalf("the owner stops at %.3f s, another takes over at %.3f s", end, 60*other)
 		}
 	})

@@ -100,17 +100,17 @@ func (m *memory) Changes(_ context.Context, after uint64, n int) ([]store.Change
 
 func (m *memory) mine(me store.Member) bool {
 	is, ok := m.members[me.Address]
-	return ok && is.Instance == me.Instance && is.Beat >= me.Beat
+	return ok && is.Instance == me.Instance && is.Heartbeat >= me.Heartbeat
 }
 
-func (m *memory) beat(me store.Member) {
+func (m *memory) heartbeat(me store.Member) {
 	is := m.members[me.Address]
-	is.Beat++
+	is.Heartbeat++
 	m.members[me.Address] = is
 }
 
 func (m *memory) save(me store.Member, credits []table.Credit) {
-	m.beat(me)
+	m.heartbeat(me)
 	for _, c := range credits {
 		c.At = millis(c.At)
 		m.at[me.Address] = max(m.at[me.Address], c.At)
@@ -185,7 +185,7 @@ func (m *memory) Join(_ context.Context, me store.Member, wall func() time.Durat
 			lost = at + store.FollowerLease
 		}
 	}
-	m.members[me.Address], m.at[me.Address] = store.Member{Address: me.Address, Instance: me.Instance, Beat: 1, Replicate: me.Replicate}, at
+	m.members[me.Address], m.at[me.Address] = store.Member{Address: me.Address, Instance: me.Instance, Heartbeat: 1, Replicate: me.Replicate}, at
 	m.take(me.Address, me.Address, lost)
 	m.take(me.Address, "", 0)
 	return at, nil
@@ -195,7 +195,7 @@ func (m *memory) Renew(_ context.Context, me store.Member) (members []store.Memb
 	if !m.mine(me) {
 		return nil, 0, store.ErrFenced
 	}
-	m.beat(me)
+	m.heartbeat(me)
 	is := m.members[me.Address]
 	is.Follower = me.Follower
 	m.members[me.Address] = is
@@ -219,7 +219,7 @@ func (m *memory) Claim(_ context.Context, me, from, follower store.Member, wall 
 		return 0, store.ErrMoved
 	}
 	m.number++
-	m.beat(me)
+	m.heartbeat(me)
 	at, lost := m.time(wall), time.Duration(0)
 	if there {
 		lost = at

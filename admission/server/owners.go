@@ -71,7 +71,7 @@ func (s *Server) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.me.Beat = 1
+	s.me.Heartbeat = 1
 	s.advance(floor)
 	s.certainUntilNs.Store(int64(boot.Add(strictOver)))
 	if err := s.rules.read(ctx); err != nil {
@@ -151,7 +151,7 @@ func (s *Server) renew(ctx context.Context) error {
 		return err
 	}
 	s.certainUntilNs.Store(int64(boot.Add(strictOver)))
-	s.me.Beat = member(members, s.me.Instance).Beat
+	s.me.Heartbeat = member(members, s.me.Instance).Heartbeat
 	s.replicas.members(members, boot)
 	s.chosen(follower)
 	t := s.owners.Load()
@@ -206,7 +206,7 @@ func (w *watched) watch(members []store.Member, t *owners, read mono.Time) {
 // silent returns the owners that me may replace, ordered by address. now and read are the times before
 // and after members were read. An owner may be replaced if all of these hold:
 //   - its member row has not changed for leaseOver
-//   - unheard reports that me has not heard it
+//   - unheard reports that me has received nothing from it
 //   - me is its follower, or it has no follower, or its follower has been silent for
 //     store.FollowerLease
 //
@@ -249,7 +249,7 @@ func (s *Server) claim(ctx context.Context, silent []replaced, now table.Now) (c
 		if err != nil {
 			return claimed, err
 		}
-		s.me.Beat++
+		s.me.Heartbeat++
 		s.advance(floor)
 		s.cfg.Log.Warn("took over the partitions of a silent server", "server", r.owner.Address, "left", r.owner.Instance == 0)
 		claimed = true
@@ -328,7 +328,7 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 		s.atOnce = max(1, s.atOnce/2)
 		return err // the next renewal reads the owners from the store
 	}
-	s.me.Beat++
+	s.me.Heartbeat++
 	s.atOnce = min(movedAtOnce, 2*s.atOnce)
 	s.cfg.Log.Info("partitions moved", "to", to, "partitions", len(moving), "keys", len(credits))
 	s.wakeUp() // more partitions may have to move

@@ -323,7 +323,7 @@ func TestCutOffOwnerStopsStrictKeys(t *testing.T) {
 	}
 	testkit.Equal(t, count(old, "strict"), 0, "of a strict key by an owner that was replaced")
 	cables[0].cut.Store(false)
-	testkit.WaitFor(t, "the old owner hears of it", owns(s[0], 0))
+	testkit.WaitFor(t, "the old owner knows of the claim", owns(s[0], 0))
 	if d := b.both(s).Ask(t.Context(), "key", 1); d.Unanswered {
 		t.Error("no server decides")
 	}
@@ -353,7 +353,7 @@ func TestAnAnswerIsLost(t *testing.T) {
 				testkit.Must(t, b.store.Move(t.Context(), p, p, s[1].Addr().String()))
 			}
 			testkit.WaitFor(t, "an answer is lost", cables[0].cut.Load)
-			testkit.WaitFor(t, "the new owner hears of it", func() bool { return s[1].State().Partitions > 0 })
+			testkit.WaitFor(t, "the new owner knows of the move", func() bool { return s[1].State().Partitions > 0 })
 			want := sure(t, b.client(s[1]), "k", 7).Left
 			saved := func() tokenbucket.Tokens {
 				credits := testkit.Result(b.store.Credits(t.Context(), []string{"k"})).Must(t)
@@ -386,7 +386,7 @@ func TestServerGivesUpAHungStoreCall(t *testing.T) {
 			if what == "join" {
 				testkit.Result(b.store.Join(t.Context(), store.Member{Address: "one", Instance: 1}, func() time.Duration { return 0 })).Must(t)
 			}
-			testkit.WaitFor(t, "it asks", func() bool {
+			testkit.WaitFor(t, "it retries", func() bool {
 				ask.Ask(t.Context(), "k", 1)
 				return c.hole.Load() == nil
 			})

@@ -88,7 +88,7 @@ type charge struct {
 }
 
 // request is a request that a client wants decided once. The client tries another server if a server
-// says that it does not own the key.
+// answers that another server owns the key.
 type request struct {
 	key     string
 	cost    uint32
@@ -526,7 +526,7 @@ func (w *world) arrive() {
 }
 
 // cancel lets a client deny one of its last questions, as if no answer had come. The charge for the
-// question counts as not admitted. The server is told, perhaps after other charges.
+// question counts as not admitted. The client reports this to the server, perhaps after other charges.
 func (w *world) cancel() {
 	first := max(1, w.number-min(w.number, 4))
 	d := w.asked[rapid.Uint64Range(first, max(first, w.number)).Draw(w.t, "cancelled")]
@@ -585,7 +585,7 @@ func within(t *rapid.T, key string, share tokenbucket.Share, all []*charge) {
 // check verifies the guarantees. A strict key is never above its rule, over all servers. Any other key
 // is never above its rule, apart from a server's admissions after its last checkpoint before it ended
 // or was replaced, and its admissions after that. No request is charged more than once, however many
-// servers are asked.
+// servers get the question.
 func (w *world) check() {
 	owners, _, err := w.records.Owners(context.Background())
 	testkit.Must(w.t, err)

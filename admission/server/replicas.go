@@ -50,9 +50,9 @@ type replica struct {
 	keys      table.Replica
 	saved     time.Duration // wall clock: changes before it are in the store
 	lastHeard mono.Time     // Boot clock: when the owner last sent
-	heartbeat int64         // the owner's beat in the store; 0 if this server does not follow the owner
-	// replaced is the owner's beat when this server tried to replace it. Once the store has a later
-	// beat, that attempt cannot succeed any more.
+	heartbeat int64         // the owner's heartbeat in the store; 0 if this server does not follow the owner
+	// replaced is the owner's heartbeat when this server tried to replace it. Once the store has a later
+	// heartbeat, that attempt cannot succeed any more.
 	replaced  int64
 	recovered bool // the owner's successor has called Recover
 }
@@ -105,8 +105,8 @@ func (l *replicas) process(instance int64) *replica {
 	return r
 }
 
-// members updates the beats of the owners that this server follows. read is a time before the store was
-// asked.
+// members updates the heartbeats of the owners that this server follows. read is a time before the store was
+// read.
 func (l *replicas) members(members []store.Member, read mono.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,13 +116,13 @@ func (l *replicas) members(members []store.Member, read mono.Time) {
 	}
 	for _, m := range members {
 		if m.Follower == l.me {
-			l.process(m.Instance).heartbeat = m.Beat
+			l.process(m.Instance).heartbeat = m.Heartbeat
 		}
 	}
 	maps.DeleteFunc(l.byOwner, func(_ int64, r *replica) bool { return r.heartbeat == 0 && read.Sub(r.lastHeard) > leaseOver })
 }
 
-// silent reports whether m has not been heard for leaseOver. If so, silent marks m as being replaced:
+// silent reports whether m has sent nothing for leaseOver. If so, silent marks m as being replaced:
 // from then on this server promises m nothing and refuses its credits.
 func (l *replicas) silent(m store.Member, now mono.Time) bool {
 	l.mu.Lock()
@@ -134,7 +134,7 @@ func (l *replicas) silent(m store.Member, now mono.Time) bool {
 	if now.Sub(r.lastHeard) <= leaseOver {
 		return false
 	}
-	r.replaced = m.Beat
+	r.replaced = m.Heartbeat
 	return true
 }
 
@@ -268,7 +268,7 @@ func sentOf(c *srtmv1.AdmissionCredit) table.Sent {
 	}}
 }
 
-// recoverFrom asks the follower of this server's previous process to save the credits it holds. It
+// recoverFrom requests that the follower of this server's previous process saves its credits. It
 // returns the follower's instance, or 0 if the previous process left in order or had no follower.
 func (s *Server) recoverFrom(ctx context.Context) (follower int64, err error) {
 	members, err := s.cfg.Store.Members(ctx)

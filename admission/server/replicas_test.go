@@ -71,7 +71,7 @@ func (b *bench) pair() *pair {
 }
 
 // replicated waits for a round of replication that begins after the call, and until the follower's
-// word counts.
+// lease is renewed.
 func (p *pair) replicated(i int) {
 	p.t.Helper()
 	p.cables[1-i].renewed(p.t)
@@ -98,13 +98,13 @@ func TestFollowerTakesOverWhenTheOwnerFails(t *testing.T) {
 	if d := sure(t, old, "strict", 10); !d.Admit {
 		t.Errorf("without its store, and with its follower: %+v", d)
 	}
-	testkit.Equal(t, p.s[1].State().Partitions, 0, "its follower took partitions of an owner that it hears of")
+	testkit.Equal(t, p.s[1].State().Partitions, 0, "its follower took partitions of an owner that still sends")
 	if d := sure(t, old, "key", 20); !d.Admit {
 		t.Errorf("%+v", d)
 	}
 	p.replicated(0)
 	p.cut[0].Store(true)
-	if d := sure(t, old, "key", 50); !d.Admit { // no other server hears of this charge
+	if d := sure(t, old, "key", 50); !d.Admit { // no other server receives this charge
 		t.Errorf("%+v", d)
 	}
 	p.clock.pass(5100 * time.Millisecond)
@@ -122,7 +122,7 @@ func TestFollowerTakesOverWhenTheOwnerFails(t *testing.T) {
 	p.cables[0].cut.Store(false)
 }
 
-// While the store is unavailable to all servers, a follower's word counts for less than a minute.
+// While the store is unavailable to all servers, a follower's lease lasts less than a minute.
 func TestTheStoreIsAway(t *testing.T) {
 	p := newPair(t, rule.Rule{Key: "strict", Share: share(1, 1000), Strict: true})
 	ask := p.client(p.s[0])
@@ -149,7 +149,7 @@ func TestTheStoreIsAway(t *testing.T) {
 	testkit.Equal(t, p.s[0].State().Partitions, rule.Partitions, "the owner has partitions when the store is back")
 }
 
-// The next process of an owner's name asks the follower for everything the owner had sent. After this
+// The next process of an owner's name gets everything that the owner had sent from the follower. After this
 // the follower takes nothing more from the previous process.
 func TestAnOwnerStartsAgain(t *testing.T) {
 	p := newPair(t, rule.Rule{Key: "key", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
@@ -176,7 +176,7 @@ func TestAnOwnerStartsAgain(t *testing.T) {
 	before.cut.Store(false)
 }
 
-// A follower that has not heard yet of the owner's epoch reads the owners before it saves, and does not
+// A follower that does not know the owner's epoch yet reads the owners before it saves, and does not
 // take the credits for credits of an earlier epoch.
 func TestAFollowerIsBehind(t *testing.T) {
 	p := newPair(t, rule.Rule{Key: "key", Share: share(1, 10)})
@@ -198,7 +198,7 @@ func TestAFollowerIsBehind(t *testing.T) {
 	before.cut.Store(false)
 }
 
-// A successor asks the follower, and the follower saves. Then the store's answer to the successor is
+// A successor sends a request to the follower, and the follower saves. Then the store's answer to the successor is
 // lost. The next process loses nothing that the follower was sent. A strict key is denied until the
 // lease of the previous process is over, as always.
 func TestASuccessorIsLost(t *testing.T) {

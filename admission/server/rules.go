@@ -80,7 +80,7 @@ func (r *rules) poll(ctx context.Context) error {
 			return err
 		}
 		if r.followEdits(changes); len(changes) > 0 {
-			r.edited() // renews: the beat then shows if the store is restored to a copy from before the edits
+			r.edited() // renews: the heartbeat then shows if the store is restored to a copy from before the edits
 		}
 		if len(changes) < changesAtOnce {
 			r.polled.Store(int64(r.now().Mono))

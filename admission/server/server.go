@@ -165,7 +165,7 @@ func newOutages(log *slog.Logger) outages {
 	}
 }
 
-// unrenewed tells why the lease is not being renewed.
+// unrenewed records why the lease is not being renewed.
 type unrenewed struct {
 	start mono.Time // Boot clock: when the first renewal failed
 	err   error     // error of the last failed renewal
@@ -233,7 +233,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 // the open sockets.
 func (s *Server) listen(secret []byte) error {
 	address := s.cfg.Address
-	// Loops share their port with any process that asks for port sharing. Without this probe another
+	// Loops share their port with any process that sets port sharing. Without this probe another
 	// process could receive part of the datagrams unnoticed.
 	probe, err := net.ListenPacket("udp", address)
 	if err == nil {
@@ -360,7 +360,7 @@ type cursor struct {
 }
 
 // sendChanges sends up to n changed credits to a reader, starting at at, and advances at. If send
-// fails, the credits count as changed again. If the owners change meanwhile, tell resets at.
+// fails, the credits count as changed again. If the owners change meanwhile, sendChanges resets at.
 func (s *Server) sendChanges(reader table.Reader, n int, at *cursor, send func(*owners, []table.Credit) error) error {
 	start, t := *at, s.owners.Load()
 	var credits []table.Credit

@@ -95,7 +95,7 @@ func (b *bench) client(s *server.Server, keys ...wire.Key) *client.Client {
 	return c
 }
 
-// sure asks, and fails the test without an answer.
+// sure sends a question, and fails the test without an answer.
 func sure(t *testing.T, c *client.Client, key string, cost uint32) client.Decision {
 	t.Helper()
 	d := c.Ask(t.Context(), key, cost)
@@ -534,7 +534,7 @@ func TestSessionsAreBounded(t *testing.T) {
 	if decided(late) {
 		t.Error("there is room for 3 askers, and 4 were known")
 	}
-	b.clock.pass(3 * time.Minute) // the other sessions, which may have ended, have asked nothing in this time
+	b.clock.pass(3 * time.Minute) // the other sessions, which may have ended, have sent nothing in this time
 	if !decided(late) {
 		t.Error("no room after the others were silent")
 	}

@@ -89,7 +89,7 @@ func (s *Server) save(ctx context.Context, t *owners, credits []table.Credit) er
 	err := s.cfg.Store.SaveCredits(ctx, s.me, t.number, credits)
 	switch {
 	case err == nil:
-		s.me.Beat++
+		s.me.Heartbeat++
 		s.batch = min(creditsAtOnce, 2*s.batch)
 	case errors.Is(err, store.ErrFenced):
 		s.wakeUp()

@@ -171,7 +171,7 @@ func lossy(t *testing.T, to string, noCancel bool) string {
 	return front.LocalAddr().String()
 }
 
-// A client whose answers are lost gets its charge back, however often the client asked.
+// A client whose answers are lost gets its charge back, however often the client sent the question.
 func TestADenialTakesNothing(t *testing.T) {
 	b, _ := slowBench(t, func() {})
 	s, _ := b.start()

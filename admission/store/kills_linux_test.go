@@ -89,13 +89,13 @@ func (s *stepping) HandOver(ctx context.Context, me store.Member, to string, par
 	return err
 }
 
-// telling is a connection to a follower.
-type telling struct {
+// reporting is a connection to a follower.
+type reporting struct {
 	srtmv1.AdmissionReplicationClient
 	ended mono.Time // time of the last exchange
 }
 
-func (l *telling) Replicate(ctx context.Context, q *srtmv1.ReplicateRequest, options ...grpc.CallOption) (*srtmv1.ReplicateResponse, error) {
+func (l *reporting) Replicate(ctx context.Context, q *srtmv1.ReplicateRequest, options ...grpc.CallOption) (*srtmv1.ReplicateResponse, error) {
 	a, err := l.AdmissionReplicationClient.Replicate(ctx, q, options...)
 	if err == nil {
 		say("sent", int64(l.ended)) // everything admitted before is sent
@@ -117,7 +117,7 @@ func process(url, udp, rpc, point string) error {
 		Address: udp, Store: server.NewStore(&stepping{Store: db, point: point}), Renew: 500 * time.Millisecond, Replicate: rpc,
 		Dial: func(address string) (srtmv1.AdmissionReplicationClient, func() error, error) {
 			conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-			return &telling{AdmissionReplicationClient: srtmv1.NewAdmissionReplicationClient(conn)}, conn.Close, err
+			return &reporting{AdmissionReplicationClient: srtmv1.NewAdmissionReplicationClient(conn)}, conn.Close, err
 		},
 	})
 	if err != nil {
@@ -164,7 +164,7 @@ func (c *child) kill() {
 	c.cmd.Wait()
 }
 
-// scene is two server processes on one store. The test asks for two keys.
+// scene is two server processes on one store. The test uses two keys.
 type scene struct {
 	t        *testing.T
 	url      string
@@ -218,7 +218,7 @@ func (s *scene) start(i int, point string) {
 	s.servers[i] = c
 }
 
-// ask asks both servers, and reports whether the owner answered.
+// ask sends a question to both servers, and reports whether the owner answered.
 func (s *scene) ask(key string) bool {
 	for _, c := range s.servers {
 		if c == nil {
@@ -237,8 +237,8 @@ func (s *scene) ask(key string) bool {
 	return false
 }
 
-// asks repeats questions for both keys until a condition holds.
-func (s *scene) asks(what string, is func() bool) {
+// askUntil repeats questions for both keys until a condition holds.
+func (s *scene) askUntil(what string, is func() bool) {
 	s.t.Helper()
 	testkit.WaitFor(s.t, what, func() bool {
 		s.ask("strict")
@@ -316,16 +316,16 @@ func (s *scene) play(before string, by int, point, kills string, killStore, star
 	at := [2]string{"-", "-"}
 	at[by] = point
 	s.start(0, at[0])
-	s.asks("the owner answers", func() bool { return len(s.admitted["strict"]) > 0 && len(s.admitted["key"]) > 0 })
+	s.askUntil("the owner answers", func() bool { return len(s.admitted["strict"]) > 0 && len(s.admitted["key"]) > 0 })
 	s.start(1, at[1])
 	followed := func() bool {
 		s.servers[0].mu.Lock()
 		defer s.servers[0].mu.Unlock()
 		return s.servers[0].sent != 0 && s.servers[0].saved != 0
 	}
-	s.asks("the owner has a follower", followed)
+	s.askUntil("the owner has a follower", followed)
 	n := len(s.admitted["key"])
-	s.asks("requests", func() bool { return len(s.admitted["key"]) > n+300 })
+	s.askUntil("requests", func() bool { return len(s.admitted["key"]) > n+300 })
 
 	most := 0 // maximum that may be admitted above the rule
 	both := strings.Contains(before+kills, "o") && strings.Contains(before+kills, "f")
@@ -351,7 +351,7 @@ func (s *scene) play(before string, by int, point, kills string, killStore, star
 		testkit.Must(t, s.db.Move(t.Context(), 0, rule.Partitions-1, s.ports[1]))
 	}
 	if point != "-" {
-		s.asks("a server comes to "+point, s.servers[by].is(point))
+		s.askUntil("a server comes to "+point, s.servers[by].is(point))
 	}
 	do(kills)
 	if strings.Contains(kills, "p") {
@@ -368,9 +368,9 @@ func (s *scene) play(before string, by int, point, kills string, killStore, star
 	} else if strings.Contains(before+kills, "f") && point == "moved" {
 		s.start(1, "-")
 	}
-	s.asks("a server answers", func() bool { return len(s.admitted["key"]) > n+50 })
+	s.askUntil("a server answers", func() bool { return len(s.admitted["key"]) > n+50 })
 	if !strings.ContainsAny(before+kills, "of") {
-		s.asks("strict keys are admitted", func() bool { return len(s.admitted["strict"]) > strict+10 })
+		s.askUntil("strict keys are admitted", func() bool { return len(s.admitted["strict"]) > strict+10 })
 	}
 	if n := int64(len(s.admitted["strict"])) + s.left["strict"]; n > much {
 		t.Errorf("a strict key: %d admitted and %d left of %d", len(s.admitted["strict"]), s.left["strict"], much)

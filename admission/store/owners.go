@@ -10,15 +10,15 @@ import (
 	"github.com/srtm-io/srtm/admission/table"
 )
 
-// Member is a running server, or a server that was killed. Its beat grows by one with each write of the
-// server. Other servers watch the beat with their own clocks, so no two clocks are compared. If the
-// store's beat is lower than the server's, the store was restored from a copy: its numbers of edits and
-// owners have other meanings, and the server writes nothing.
+// Member is a running server, or a server that was killed. Its heartbeat grows by one with each write of
+// the server. Other servers watch the heartbeat with their own clocks, so no two clocks are compared. If
+// the store's heartbeat is lower than the server's, the store was restored from a copy: its numbers of edits
+// and owners have other meanings, and the server writes nothing.
 type Member struct {
-	Address        string
-	Instance, Beat int64  // Instance: of the process; 0 if the server has stopped
-	Replicate      string // address where the member, as a follower, receives credits; "": none
-	Follower       int64  // instance of the member's follower; 0: none
+	Address             string
+	Instance, Heartbeat int64  // Instance: of the process; 0 if the server has stopped
+	Replicate           string // address where the member, as a follower, receives credits; "": none
+	Follower            int64  // instance of the member's follower; 0: none
 }
 
 const (
@@ -50,10 +50,10 @@ var (
 	ErrNoServer = errors.New("no such server")
 )
 
-// heartbeat raises a server's beat, and records the time of the credits that it writes.
+// heartbeat raises a server's heartbeat, and records the time of the credits that it writes.
 func (t *tx) heartbeat(me Member, at time.Duration) {
-	t.expectRow(ErrFenced, `UPDATE servers SET beat = beat + 1, at_ms = CASE WHEN at_ms > $1 THEN at_ms ELSE $1 END
-		WHERE address = $2 AND instance = $3 AND beat >= $4`, millis(at), me.Address, me.Instance, me.Beat)
+	t.expectRow(ErrFenced, `UPDATE servers SET heartbeat = heartbeat + 1, at_ms = CASE WHEN at_ms > $1 THEN at_ms ELSE $1 END
+		WHERE address = $2 AND instance = $3 AND heartbeat >= $4`, millis(at), me.Address, me.Instance, me.Heartbeat)
 }
 
 // inOwnTx changes owners, one transaction at a time.
@@ -101,7 +101,7 @@ func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) 
 			}
 		}
 		t.do(`DELETE FROM servers WHERE address = $1`, me.Address)
-		t.do(`INSERT INTO servers (address, instance, beat, at_ms, replicate, follower) VALUES ($1, $2, 1, $3, $4, 0)`, me.Address, me.Instance, at, me.Replicate)
+		t.do(`INSERT INTO servers (address, instance, heartbeat, at_ms, replicate, follower) VALUES ($1, $2, 1, $3, $4, 0)`, me.Address, me.Instance, at, me.Replicate)
 		t.do(takeSQL, me.Address, lost, me.Address)
 		t.do(takeSQL, me.Address, int64(0), "")
 	})
@@ -111,7 +111,7 @@ func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) 
 // Renew renews the lease of me and records its follower. It returns all members, and a number that
 // changes with the owners. Error: ErrFenced.
 func (s *Store) Renew(ctx context.Context, me Member) (members []Member, owners uint64, err error) {
-	result, err := s.db.ExecContext(ctx, `UPDATE servers SET beat = beat + 1, follower = $1 WHERE address = $2 AND instance = $3 AND beat >= $4`, me.Follower, me.Address, me.Instance, me.Beat)
+	result, err := s.db.ExecContext(ctx, `UPDATE servers SET heartbeat = heartbeat + 1, follower = $1 WHERE address = $2 AND instance = $3 AND heartbeat >= $4`, me.Follower, me.Address, me.Instance, me.Heartbeat)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -127,9 +127,9 @@ func (s *Store) Renew(ctx context.Context, me Member) (members []Member, owners 
 // Members returns all members, ordered by address.
 func (s *Store) Members(ctx context.Context) ([]Member, error) {
 	return list(ctx, s.reads, func(row *sql.Rows) (m Member, err error) {
-		err = row.Scan(&m.Address, &m.Instance, &m.Beat, &m.Replicate, &m.Follower)
+		err = row.Scan(&m.Address, &m.Instance, &m.Heartbeat, &m.Replicate, &m.Follower)
 		return m, err
-	}, `SELECT address, instance, beat, replicate, follower FROM servers ORDER BY address`)
+	}, `SELECT address, instance, heartbeat, replicate, follower FROM servers ORDER BY address`)
 }
 
 // Leave ends a membership after a last check-point, so no credits are lost.
@@ -142,15 +142,15 @@ func (s *Store) Leave(ctx context.Context, me Member) error {
 }
 
 // Claim takes over all partitions of the silent member from. If from.Instance is 0, from has left the
-// store. Claim returns the store's time, as Join does. Errors: ErrFenced; ErrMoved if the beat of from,
-// or of a follower with an instance, has changed, or another server has taken the partitions.
+// store. Claim returns the store's time, as Join does. Errors: ErrFenced; ErrMoved if the heartbeat of
+// from, or of a follower with an instance, has changed, or another server has taken the partitions.
 func (s *Store) Claim(ctx context.Context, me, from, follower Member, wall time.Duration) (time.Duration, error) {
 	var at int64
 	err := s.inOwnTx(ctx, func(t *tx) {
 		t.heartbeat(me, 0)
 		at = t.latest(wall)
 		if follower.Instance != 0 { // locks the row: a renewal comes before, or sees this claim
-			t.expectRow(ErrMoved, `UPDATE servers SET at_ms = at_ms WHERE instance = $1 AND beat = $2`, follower.Instance, follower.Beat)
+			t.expectRow(ErrMoved, `UPDATE servers SET at_ms = at_ms WHERE instance = $1 AND heartbeat = $2`, follower.Instance, follower.Heartbeat)
 		}
 		lost := at
 		if from.Instance == 0 {
@@ -158,7 +158,7 @@ func (s *Store) Claim(ctx context.Context, me, from, follower Member, wall time.
 			t.expectRow(ErrMoved, `UPDATE admission SET change = change
 				WHERE NOT EXISTS (SELECT 1 FROM servers WHERE address = $1) AND EXISTS (SELECT 1 FROM partitions WHERE server = $1)`, from.Address)
 		} else {
-			t.expectRow(ErrMoved, `DELETE FROM servers WHERE address = $1 AND instance = $2 AND beat = $3`, from.Address, from.Instance, from.Beat)
+			t.expectRow(ErrMoved, `DELETE FROM servers WHERE address = $1 AND instance = $2 AND heartbeat = $3`, from.Address, from.Instance, from.Heartbeat)
 		}
 		t.do(takeSQL, me.Address, lost, from.Address)
 	})
@@ -182,7 +182,7 @@ func (s *Store) Owners(ctx context.Context) (all []Partition, owners uint64, err
 	return all, owners, err
 }
 
-// Move asks the owners of partitions first to last to hand them over to a server. Error: ErrNoServer.
+// Move requests that the owners of partitions first to last hand them over to a server. Error: ErrNoServer.
 func (s *Store) Move(ctx context.Context, first, last int, to string) error {
 	return s.inOwnTx(ctx, func(t *tx) {
 		t.expectRow(ErrNoServer, lock, to)

@@ -202,8 +202,8 @@ func TestPostgreSQLIsSilent(t *testing.T) {
 }
 
 // Any two of an owner, its follower and PostgreSQL can be cut off from each other. While the owner
-// hears from one of the others, the owner continues with strict keys, and no server takes over. When
-// the owner hears from neither, the follower takes over.
+// receives answers from one of the others, the owner continues with strict keys, and no server takes
+// over. When the owner receives answers from neither, the follower takes over.
 func TestWhoIsCutOff(t *testing.T) {
 	t.Parallel()
 	far, other := newNetwork(t), newNetwork(t)
@@ -256,7 +256,7 @@ func TestWhoIsCutOff(t *testing.T) {
 		t.Errorf("%d admitted of a strict key", admitted)
 	}
 	heals()
-	testkit.WaitFor(t, "the owner hears of it", func() bool { return owner.State().Partitions == 0 })
+	testkit.WaitFor(t, "the owner knows of the claim", func() bool { return owner.State().Partitions == 0 })
 }
 
 // PostgreSQL is in its own namespace. The network between an owner and PostgreSQL drops all packets
@@ -305,7 +305,7 @@ func TestTheNetworkIsCut(t *testing.T) {
 		return err == nil && c != nil && c.Credits < tokenbucket.Token
 	})
 	heals()
-	testkit.WaitFor(t, "the one that was cut off hears of it", func() bool { return owner.State().Partitions == 0 })
+	testkit.WaitFor(t, "the owner that was cut off knows of the claim", func() bool { return owner.State().Partitions == 0 })
 	if c, err := savedOf(db, "key"); err != nil || c == nil || c.Credits >= tokenbucket.Token {
 		t.Errorf("the owner has used up what is saved as %+v, %v", c, err)
 	}

@@ -5,7 +5,7 @@
 // Rules and credits are in separate tables, so that a check-point never undoes an edit nor an edit a
 // check-point. Each edit of a rule takes the next number of a counter in its own transaction, and locks
 // the counter until the end. So edits become visible in the order of their numbers, and a server that
-// asks for all edits above the last number misses none.
+// reads all edits above the last number misses none.
 package store
 
 import (
@@ -40,7 +40,7 @@ var schema = []string{
 	`CREATE TABLE IF NOT EXISTS credits (
 		key TEXT PRIMARY KEY, credit_milli BIGINT NOT NULL, at_ms BIGINT NOT NULL)`,
 	`CREATE TABLE IF NOT EXISTS servers (
-		address TEXT PRIMARY KEY, instance BIGINT NOT NULL, beat BIGINT NOT NULL, at_ms BIGINT NOT NULL,
+		address TEXT PRIMARY KEY, instance BIGINT NOT NULL, heartbeat BIGINT NOT NULL, at_ms BIGINT NOT NULL,
 		replicate TEXT NOT NULL, follower BIGINT NOT NULL)`,
 	`CREATE TABLE IF NOT EXISTS partitions (
 		p INTEGER PRIMARY KEY, server TEXT NOT NULL, epoch BIGINT NOT NULL, lost_ms BIGINT NOT NULL, target TEXT NOT NULL)`,

@@ -9,7 +9,7 @@ import (
 )
 
 // A transaction that ends with its context reports the context's error, and not the end of the
-// transaction. A process has not failed if it is told to stop while it opens its store.
+// transaction. A process has not failed if it is stopped while it opens its store.
 func TestATransactionEndsWithItsContext(t *testing.T) {
 	s, err := Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))
 	if err != nil {

@@ -201,22 +201,22 @@ func owners(t *testing.T, database string) {
 		{"a second one", func() (time.Duration, error) { return s.Join(ctx, b, at(0)) }, 2*hour + 2, nil, "a", 2, 2*hour + 6001},
 		{"the first renews", func() (time.Duration, error) { _, _, err := s.Renew(ctx, a2); return 0, err }, 0, nil, "a", 2, 2*hour + 6001},
 		{"and so is not replaced", func() (time.Duration, error) {
-			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 1}, store.Member{}, 0)
+			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Heartbeat: 1}, store.Member{}, 0)
 		}, 2*hour + 3, store.ErrMoved, "a", 2, 2*hour + 6001},
 		{"nor as one that has left", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, store.Member{}, 0) }, 2*hour + 3, store.ErrMoved, "a", 2, 2*hour + 6001},
 		{"silent, it is", func() (time.Duration, error) {
-			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 2}, store.Member{}, ms(2*hour+7000))
+			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Heartbeat: 2}, store.Member{}, ms(2*hour+7000))
 		}, 2*hour + 7000, nil, "b", 3, 2*hour + 7000},
 		{"it comes too late", func() (time.Duration, error) { return save(a2, 3*hour) }, 0, store.ErrFenced, "b", 3, 2*hour + 7000},
 		{"and cannot take", func() (time.Duration, error) {
-			return s.Claim(ctx, a2, store.Member{Address: "b", Instance: 3, Beat: 1}, store.Member{}, 0)
+			return s.Claim(ctx, a2, store.Member{Address: "b", Instance: 3, Heartbeat: 1}, store.Member{}, 0)
 		}, 0, store.ErrFenced, "b", 3, 2*hour + 7000},
 		{"nowhere to move", func() (time.Duration, error) { return 0, s.Move(ctx, 0, 9, "a") }, 0, store.ErrNoServer, "b", 3, 2*hour + 7000},
 		{"it begins again", func() (time.Duration, error) { return s.Join(ctx, a2, at(0)) }, 2*hour + 7001, nil, "b", 3, 2*hour + 7000},
 		{"an operator moves", func() (time.Duration, error) { return 0, s.Move(ctx, 0, 9, "a") }, 0, nil, "b", 3, 2*hour + 7000},
 		{"its owner does", func() (time.Duration, error) { return 0, s.HandOver(ctx, b, "a", []int{0}, credit(3*hour)) }, 0, nil, "a", 4, 2*hour + 7000},
 		{"once", func() (time.Duration, error) { return 0, s.HandOver(ctx, b, "b", []int{0}, nil) }, 0, nil, "a", 4, 2*hour + 7000},
-		{"what it hears of late it does not write", func() (time.Duration, error) {
+		{"what it receives late it does not write", func() (time.Duration, error) {
 			return 0, s.SaveCredits(ctx, b, number-1, credit(4*hour))
 		}, 0, store.ErrMoved, "a", 4, 2*hour + 7000},
 		{"it leaves", func() (time.Duration, error) { return 0, s.Leave(ctx, a2) }, 0, nil, "a", 4, 2*hour + 7000},
@@ -282,7 +282,7 @@ func followers(t *testing.T, database string) {
 	join(store.Member{Address: "zo", Instance: 1})
 	join(follower)
 	renew(store.Member{Address: "zo", Instance: 1, Follower: 1_000})
-	testkit.Equal(t, renew(follower)["zo"], (store.Member{Address: "zo", Instance: 1, Beat: 2, Follower: 1_000}))
+	testkit.Equal(t, renew(follower)["zo"], (store.Member{Address: "zo", Instance: 1, Heartbeat: 2, Follower: 1_000}))
 	floor := join(store.Member{Address: "zo", Instance: 2, Follower: 1_000})
 	if p := first(); p.Lost != floor+store.Lease {
 		t.Errorf("lost until %v after a start that the follower knows of", p.Lost-floor)
