@@ -28,7 +28,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// RateLimitService is what Envoy's rate limit filters ask. Of its messages this file
+// RateLimitService is the service of Envoy's rate limit filters. Of its messages this file
 // has the fields that admission reads or writes, with Envoy's numbers; what is not
 // here is skipped. tests/admission calls it with Envoy's own definitions.
 type RateLimitServiceClient interface {
@@ -61,7 +61,7 @@ func (c *rateLimitServiceClient) ShouldRateLimit(ctx context.Context, in *RateLi
 // All implementations must embed UnimplementedRateLimitServiceServer
 // for forward compatibility.
 //
-// RateLimitService is what Envoy's rate limit filters ask. Of its messages this file
+// RateLimitService is the service of Envoy's rate limit filters. Of its messages this file
 // has the fields that admission reads or writes, with Envoy's numbers; what is not
 // here is skipped. tests/admission calls it with Envoy's own definitions.
 type RateLimitServiceServer interface {

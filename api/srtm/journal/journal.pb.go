@@ -799,7 +799,7 @@ type Broker struct {
 	Http     string                 `protobuf:"bytes,4,opt,name=http,proto3" json:"http,omitempty"`
 	Hostname string                 `protobuf:"bytes,5,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	Version  string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
-	// As the broker says, msg/s.
+	// As the broker reports, msg/s.
 	Mcap      int64    `protobuf:"varint,7,opt,name=mcap,proto3" json:"mcap,omitempty"`
 	Connected bool     `protobuf:"varint,8,opt,name=connected,proto3" json:"connected,omitempty"`
 	Draining  bool     `protobuf:"varint,9,opt,name=draining,proto3" json:"draining,omitempty"`

@@ -32,7 +32,7 @@ const (
 	MoveReason_MOVE_REASON_REBALANCE MoveReason = 1
 	// Its broker drains.
 	MoveReason_MOVE_REASON_DRAIN MoveReason = 2
-	// Its broker was away for too long.
+	// Its broker was disconnected for too long.
 	MoveReason_MOVE_REASON_CRASH MoveReason = 3
 	// It was learned with whom it sends.
 	MoveReason_MOVE_REASON_CORRELATION MoveReason = 4
@@ -307,7 +307,7 @@ type PublisherMove struct {
 	Reason MoveReason `protobuf:"varint,6,opt,name=reason,proto3,enum=srtm.v1.MoveReason" json:"reason,omitempty"`
 	// For people: what was found.
 	Why string `protobuf:"bytes,7,opt,name=why,proto3" json:"why,omitempty"`
-	// Who asked for it, as in the audit log: "token" and the beginning of its SHA-256,
+	// Who requested it, as in the audit log: "token" and the beginning of its SHA-256,
 	// "certificate" and its name, or "anonymous", and from where; empty: the
 	// loaddistributor decided it.
 	By            string `protobuf:"bytes,8,opt,name=by,proto3" json:"by,omitempty"`
@@ -664,7 +664,7 @@ func (x *Profile) GetWrong() []*WrongContract {
 type AccessDelays struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Mean  *durationpb.Duration   `protobuf:"bytes,1,opt,name=mean,proto3" json:"mean,omitempty"`
-	// The quantile that was asked for.
+	// The quantile that was requested.
 	Quantile *durationpb.Duration `protobuf:"bytes,2,opt,name=quantile,proto3" json:"quantile,omitempty"`
 	// The part of the messages that waits longer than `within`.
 	Late          float64 `protobuf:"fixed64,3,opt,name=late,proto3" json:"late,omitempty"`
@@ -1261,7 +1261,7 @@ func (x *AutoContract) GetMeasured() bool {
 	return false
 }
 
-// Lowering tells which brokers may release more messages than a contract allows: the contract
+// Lowering reports which brokers may release more messages than a contract allows: the contract
 // was lowered or removed, and these brokers have not confirmed a smaller share. All others
 // together keep to the contract.
 type Lowering struct {
@@ -1401,7 +1401,7 @@ func (x *UnconfirmedShare) GetMostMessages() int64 {
 	return 0
 }
 
-// Raising tells how much of a raised contract is in force, and for which brokers the rest waits.
+// Raising reports how much of a raised contract is in force, and for which brokers the rest waits.
 type Raising struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sum of the shares that brokers have confirmed. Unset: not known.
@@ -1701,7 +1701,7 @@ type TopicStatus struct {
 	ExceedFraction float64 `protobuf:"fixed64,4,opt,name=exceed_fraction,json=exceedFraction,proto3" json:"exceed_fraction,omitempty"`
 	// Whether the SLO is met. It is missed where exceed_fraction is shown to be above
 	// 1 - quantile, or a broker's above three times that; exact binomial bounds, with an
-	// error of 0.1 % for the window. Unset: there are too few deliveries to tell.
+	// error of 0.1 % for the window. Unset: there are too few deliveries.
 	SloMet *bool `protobuf:"varint,5,opt,name=slo_met,json=sloMet,proto3,oneof" json:"slo_met,omitempty"`
 	// What fitting does, or how it ended, for people; empty: the topic has not been
 	// fitted by this loaddistributor.
@@ -2216,7 +2216,7 @@ type Learned struct {
 	Publishers []*LearnedPublisher `protobuf:"bytes,1,rep,name=publishers,proto3" json:"publishers,omitempty"`
 	// How many there are; at most 10,000 are learned.
 	Count uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
-	// What publishers send that are not told apart, msg/s.
+	// What publishers send that are not distinguished, msg/s.
 	OthersRate float64 `protobuf:"fixed64,3,opt,name=others_rate,json=othersRate,proto3" json:"others_rate,omitempty"`
 	// Publishers that fire together.
 	Groups []*LearnedGroup `protobuf:"bytes,4,rep,name=groups,proto3" json:"groups,omitempty"`
@@ -2303,7 +2303,7 @@ type LearnedPublisher struct {
 	PlacedRate float64                `protobuf:"fixed64,4,opt,name=placed_rate,json=placedRate,proto3" json:"placed_rate,omitempty"`
 	Since      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
 	LastHeard  *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
-	// Where it belongs, and where most of its messages come; empty: not heard since this
+	// Where it belongs, and where most of its messages come; empty: no message since this
 	// loaddistributor leads.
 	BrokerId string `protobuf:"bytes,7,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
 	SendsTo  string `protobuf:"bytes,8,opt,name=sends_to,json=sendsTo,proto3" json:"sends_to,omitempty"`
@@ -2572,9 +2572,9 @@ type Broker struct {
 	Draining bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
 	// Topics that are placed on it, or have left messages on it.
 	Topics []string `protobuf:"bytes,9,rep,name=topics,proto3" json:"topics,omitempty"`
-	// What the broker said hello with.
+	// As in the broker's hello.
 	ConfiguredMcap int64 `protobuf:"varint,10,opt,name=configured_mcap,json=configuredMcap,proto3" json:"configured_mcap,omitempty"`
-	// What SetBrokerCapacity said; 0: nothing.
+	// As set by SetBrokerCapacity; 0: not set.
 	CalibratedMcap int64 `protobuf:"varint,11,opt,name=calibrated_mcap,json=calibratedMcap,proto3" json:"calibrated_mcap,omitempty"`
 	// It drains by force (DrainBrokerRequest).
 	Forced bool `protobuf:"varint,12,opt,name=forced,proto3" json:"forced,omitempty"`
@@ -2762,7 +2762,7 @@ func (x *Broker) GetMqttsAddress() string {
 	return ""
 }
 
-// RefusedProcess is a process that said hello with the id of another one.
+// RefusedProcess is a process whose hello had the id of another process.
 type RefusedProcess struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	TcpAddress string                 `protobuf:"bytes,1,opt,name=tcp_address,json=tcpAddress,proto3" json:"tcp_address,omitempty"`
@@ -2913,7 +2913,7 @@ type Infeasible struct {
 	Bound string `protobuf:"bytes,1,opt,name=bound,proto3" json:"bound,omitempty"`
 	Need  int64  `protobuf:"varint,2,opt,name=need,proto3" json:"need,omitempty"`
 	Have  int64  `protobuf:"varint,3,opt,name=have,proto3" json:"have,omitempty"`
-	// What would fit on the brokers as they were; unset where that was not asked
+	// What would fit on the brokers as they were; unset for a request without a placement
 	// (a move of some publishers).
 	Fits          *Fits `protobuf:"bytes,4,opt,name=fits,proto3" json:"fits,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2978,8 +2978,8 @@ func (x *Infeasible) GetFits() *Fits {
 	return nil
 }
 
-// Fits is what could be asked instead of what fits nowhere. Each field is by
-// itself, with all else as it was asked; 0: no value of it helps by itself.
+// Fits is a demand that fits instead of the refused demand. Each field is by
+// itself, with all else as in the request; 0: no value of it helps by itself.
 type Fits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The highest r, msg/s, with as many publishers that send so much less.
@@ -3997,7 +3997,7 @@ func (x *MovePublishersResponse) GetTopic() *Topic {
 type SetBrokerCapacityRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	BrokerId string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
-	// msg/s, 1 .. 10^9; 0: what the broker says hello with.
+	// msg/s, 1 .. 10^9; 0: the mcap in the broker's hello.
 	Mcap          int64 `protobuf:"varint,2,opt,name=mcap,proto3" json:"mcap,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -65,15 +65,15 @@ type AdminServiceClient interface {
 	//	                     brokers may still use the contract of a deleted topic of the
 	//	                     name
 	//
-	// A caller that goes away before the end takes its topic with it, unless
-	// another has joined it; whether it was in time, GetTopic tells.
+	// If the caller ends the call before the end, the topic is rolled back, unless
+	// another caller has joined. GetTopic shows whether the topic exists.
 	CreateTopic(ctx context.Context, in *CreateTopicRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CreateTopicResponse], error)
 	// NOT_FOUND when there is no such topic.
 	GetTopic(ctx context.Context, in *GetTopicRequest, opts ...grpc.CallOption) (*GetTopicResponse, error)
 	ListTopics(ctx context.Context, in *ListTopicsRequest, opts ...grpc.CallOption) (*ListTopicsResponse, error)
 	// DeleteTopic withdraws the shares and removes the topic from its brokers,
-	// with the messages it still holds; a disconnected broker is told when it is
-	// back. It waits for a creation under way, and continues when the caller
+	// with the messages it still holds; a disconnected broker gets the order when it
+	// is back. It waits for a creation under way, and continues when the caller
 	// leaves. The answer names brokers that have not given up their shares.
 	// NOT_FOUND when there is no such topic.
 	DeleteTopic(ctx context.Context, in *DeleteTopicRequest, opts ...grpc.CallOption) (*DeleteTopicResponse, error)
@@ -116,12 +116,12 @@ type AdminServiceClient interface {
 	// MovePublishers moves publishers of a topic to a broker, with their part of
 	// the contract. NOT_FOUND, FAILED_PRECONDITION and UNAVAILABLE as UpdateTopic.
 	MovePublishers(ctx context.Context, in *MovePublishersRequest, opts ...grpc.CallOption) (*MovePublishersResponse, error)
-	// SetBrokerCapacity gives a broker an mcap that stands over the one it says
-	// hello with, until it is unset; it outlives both programs' restarts. Lower
+	// SetBrokerCapacity gives a broker an mcap that stands over the one in its
+	// hello, until it is unset; it outlives both programs' restarts. Lower
 	// than what is allocated already, it degrades the topics there and nothing new
 	// is placed. Repeating it is harmless. NOT_FOUND when there is no such broker.
 	SetBrokerCapacity(ctx context.Context, in *SetBrokerCapacityRequest, opts ...grpc.CallOption) (*SetBrokerCapacityResponse, error)
-	// RemoveBroker takes the caller's word that a broker is dead: its shares go to
+	// RemoveBroker declares that a broker is dead: its shares go to
 	// others (as with ForgetBroker), and what it still has of topics that have moved
 	// away is given up. Should it come back, it is refused once with
 	// FAILED_PRECONDITION, BROKER_REMOVED, and joins as a new one once it holds nothing.
@@ -135,7 +135,7 @@ type AdminServiceClient interface {
 	// SeekChannel makes a channel continue at another place, on all brokers of the topic or
 	// on one of them: it gets again, at once and in order, what is retained from there on.
 	// Unless it fails, each broker has its own outcome, which may be an error. Repeating
-	// it is harmless. Before any broker is asked, so that nothing is done:
+	// it is harmless. Before any broker gets a request, so that nothing is done:
 	//
 	//	INVALID_ARGUMENT     among others: an offset, and the topic has several brokers
 	//	NOT_FOUND            there is no such topic, or it is not on that broker
@@ -165,10 +165,10 @@ type AdminServiceClient interface {
 	DeleteChannel(ctx context.Context, in *DeleteChannelRequest, opts ...grpc.CallOption) (*DeleteChannelResponse, error)
 	// EmptyChannel discards what a channel holds on all brokers of the topic, those that it is
 	// moving away from too. Each broker has its own outcome, which may be an error. NOT_FOUND as
-	// PauseChannel; UNAVAILABLE as SeekChannel, before any broker is asked.
+	// PauseChannel; UNAVAILABLE as SeekChannel, before any broker gets a request.
 	EmptyChannel(ctx context.Context, in *EmptyChannelRequest, opts ...grpc.CallOption) (*EmptyChannelResponse, error)
 	// ExportCluster returns all that the store has, topics with their publishers and
-	// placements, brokers with what was said of them, as text for ImportCluster of the
+	// placements, brokers with their operator settings, as text for ImportCluster of the
 	// same or a later release. It has no messages and no shares: brokers have those.
 	ExportCluster(ctx context.Context, in *ExportClusterRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportClusterResponse], error)
 	// ImportCluster brings back what an export has and the loaddistributor has not:
@@ -178,7 +178,7 @@ type AdminServiceClient interface {
 	//	INVALID_ARGUMENT     it is damaged, cut off, or of a later release
 	ImportCluster(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportClusterRequest, ImportClusterResponse], error)
 	// ProfileTopic records a topic's arrivals for a while and proposes a contract (r, b) for
-	// a quantile of access delay. The stream says how far it is; the last message is the
+	// a quantile of access delay. The stream reports the progress; the last message is the
 	// profile.
 	//
 	//	INVALID_ARGUMENT     the request has faults
@@ -466,15 +466,15 @@ type AdminServiceServer interface {
 	//	                     brokers may still use the contract of a deleted topic of the
 	//	                     name
 	//
-	// A caller that goes away before the end takes its topic with it, unless
-	// another has joined it; whether it was in time, GetTopic tells.
+	// If the caller ends the call before the end, the topic is rolled back, unless
+	// another caller has joined. GetTopic shows whether the topic exists.
 	CreateTopic(*CreateTopicRequest, grpc.ServerStreamingServer[CreateTopicResponse]) error
 	// NOT_FOUND when there is no such topic.
 	GetTopic(context.Context, *GetTopicRequest) (*GetTopicResponse, error)
 	ListTopics(context.Context, *ListTopicsRequest) (*ListTopicsResponse, error)
 	// DeleteTopic withdraws the shares and removes the topic from its brokers,
-	// with the messages it still holds; a disconnected broker is told when it is
-	// back. It waits for a creation under way, and continues when the caller
+	// with the messages it still holds; a disconnected broker gets the order when it
+	// is back. It waits for a creation under way, and continues when the caller
 	// leaves. The answer names brokers that have not given up their shares.
 	// NOT_FOUND when there is no such topic.
 	DeleteTopic(context.Context, *DeleteTopicRequest) (*DeleteTopicResponse, error)
@@ -517,12 +517,12 @@ type AdminServiceServer interface {
 	// MovePublishers moves publishers of a topic to a broker, with their part of
 	// the contract. NOT_FOUND, FAILED_PRECONDITION and UNAVAILABLE as UpdateTopic.
 	MovePublishers(context.Context, *MovePublishersRequest) (*MovePublishersResponse, error)
-	// SetBrokerCapacity gives a broker an mcap that stands over the one it says
-	// hello with, until it is unset; it outlives both programs' restarts. Lower
+	// SetBrokerCapacity gives a broker an mcap that stands over the one in its
+	// hello, until it is unset; it outlives both programs' restarts. Lower
 	// than what is allocated already, it degrades the topics there and nothing new
 	// is placed. Repeating it is harmless. NOT_FOUND when there is no such broker.
 	SetBrokerCapacity(context.Context, *SetBrokerCapacityRequest) (*SetBrokerCapacityResponse, error)
-	// RemoveBroker takes the caller's word that a broker is dead: its shares go to
+	// RemoveBroker declares that a broker is dead: its shares go to
 	// others (as with ForgetBroker), and what it still has of topics that have moved
 	// away is given up. Should it come back, it is refused once with
 	// FAILED_PRECONDITION, BROKER_REMOVED, and joins as a new one once it holds nothing.
@@ -536,7 +536,7 @@ type AdminServiceServer interface {
 	// SeekChannel makes a channel continue at another place, on all brokers of the topic or
 	// on one of them: it gets again, at once and in order, what is retained from there on.
 	// Unless it fails, each broker has its own outcome, which may be an error. Repeating
-	// it is harmless. Before any broker is asked, so that nothing is done:
+	// it is harmless. Before any broker gets a request, so that nothing is done:
 	//
 	//	INVALID_ARGUMENT     among others: an offset, and the topic has several brokers
 	//	NOT_FOUND            there is no such topic, or it is not on that broker
@@ -566,10 +566,10 @@ type AdminServiceServer interface {
 	DeleteChannel(context.Context, *DeleteChannelRequest) (*DeleteChannelResponse, error)
 	// EmptyChannel discards what a channel holds on all brokers of the topic, those that it is
 	// moving away from too. Each broker has its own outcome, which may be an error. NOT_FOUND as
-	// PauseChannel; UNAVAILABLE as SeekChannel, before any broker is asked.
+	// PauseChannel; UNAVAILABLE as SeekChannel, before any broker gets a request.
 	EmptyChannel(context.Context, *EmptyChannelRequest) (*EmptyChannelResponse, error)
 	// ExportCluster returns all that the store has, topics with their publishers and
-	// placements, brokers with what was said of them, as text for ImportCluster of the
+	// placements, brokers with their operator settings, as text for ImportCluster of the
 	// same or a later release. It has no messages and no shares: brokers have those.
 	ExportCluster(*ExportClusterRequest, grpc.ServerStreamingServer[ExportClusterResponse]) error
 	// ImportCluster brings back what an export has and the loaddistributor has not:
@@ -579,7 +579,7 @@ type AdminServiceServer interface {
 	//	INVALID_ARGUMENT     it is damaged, cut off, or of a later release
 	ImportCluster(grpc.ClientStreamingServer[ImportClusterRequest, ImportClusterResponse]) error
 	// ProfileTopic records a topic's arrivals for a while and proposes a contract (r, b) for
-	// a quantile of access delay. The stream says how far it is; the last message is the
+	// a quantile of access delay. The stream reports the progress; the last message is the
 	// profile.
 	//
 	//	INVALID_ARGUMENT     the request has faults

@@ -1270,7 +1270,7 @@ func (x *DeleteRuleResponse) GetChange() uint64 {
 type AskRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Credits; 0 asks whether the key is denied altogether.
+	// Credits; 0: only whether the key is denied altogether.
 	Cost uint32 `protobuf:"varint,2,opt,name=cost,proto3" json:"cost,omitempty"`
 	// Takes nothing.
 	Peek          bool `protobuf:"varint,3,opt,name=peek,proto3" json:"peek,omitempty"`

@@ -33,7 +33,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // AdmissionAdmin edits the rules by which admission decides. A rule that was set
-// counts at once for keys that were not asked for yet, and within 2 s for others.
+// counts at once for keys without a question so far, and within 2 s for others.
 //
 // Errors: INVALID_ARGUMENT with a BadRequest that names the field; NOT_FOUND for a
 // key without a rule of its own; UNAVAILABLE while the store cannot be reached.
@@ -48,7 +48,7 @@ type AdmissionAdminClient interface {
 	Ask(ctx context.Context, in *AskRequest, opts ...grpc.CallOption) (*AskResponse, error)
 	// ListPartitions shows which server decides for which keys.
 	ListPartitions(ctx context.Context, in *ListPartitionsRequest, opts ...grpc.CallOption) (*ListPartitionsResponse, error)
-	// MovePartitions asks the owners of partitions to move them, which they begin within
+	// MovePartitions requests that the owners of partitions move them. The owners begin within
 	// 2 s. FAILED_PRECONDITION: no server has that address.
 	MovePartitions(ctx context.Context, in *MovePartitionsRequest, opts ...grpc.CallOption) (*MovePartitionsResponse, error)
 }
@@ -136,7 +136,7 @@ func (c *admissionAdminClient) MovePartitions(ctx context.Context, in *MoveParti
 // for forward compatibility.
 //
 // AdmissionAdmin edits the rules by which admission decides. A rule that was set
-// counts at once for keys that were not asked for yet, and within 2 s for others.
+// counts at once for keys without a question so far, and within 2 s for others.
 //
 // Errors: INVALID_ARGUMENT with a BadRequest that names the field; NOT_FOUND for a
 // key without a rule of its own; UNAVAILABLE while the store cannot be reached.
@@ -151,7 +151,7 @@ type AdmissionAdminServer interface {
 	Ask(context.Context, *AskRequest) (*AskResponse, error)
 	// ListPartitions shows which server decides for which keys.
 	ListPartitions(context.Context, *ListPartitionsRequest) (*ListPartitionsResponse, error)
-	// MovePartitions asks the owners of partitions to move them, which they begin within
+	// MovePartitions requests that the owners of partitions move them. The owners begin within
 	// 2 s. FAILED_PRECONDITION: no server has that address.
 	MovePartitions(context.Context, *MovePartitionsRequest) (*MovePartitionsResponse, error)
 	mustEmbedUnimplementedAdmissionAdminServer()
@@ -381,8 +381,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AdmissionReplication is what servers of admission tell each other: an owner sends its
-// follower every 100 ms what its keys hold, as far as that may not be in the store.
+// AdmissionReplication is the service between servers of admission: every 100 ms an owner
+// sends its follower the credits of its keys that may not be in the store.
 //
 // Errors: FAILED_PRECONDITION from another process than the one that is meant.
 type AdmissionReplicationClient interface {
@@ -433,8 +433,8 @@ type AdmissionReplication_RecoverClient = grpc.ServerStreamingClient[RecoverResp
 // All implementations must embed UnimplementedAdmissionReplicationServer
 // for forward compatibility.
 //
-// AdmissionReplication is what servers of admission tell each other: an owner sends its
-// follower every 100 ms what its keys hold, as far as that may not be in the store.
+// AdmissionReplication is the service between servers of admission: every 100 ms an owner
+// sends its follower the credits of its keys that may not be in the store.
 //
 // Errors: FAILED_PRECONDITION from another process than the one that is meant.
 type AdmissionReplicationServer interface {

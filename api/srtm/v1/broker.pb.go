@@ -280,8 +280,8 @@ type BrokerHello struct {
 	Topics []string `protobuf:"bytes,7,rep,name=topics,proto3" json:"topics,omitempty"`
 	// The machine's name, for people; may be empty.
 	Hostname string `protobuf:"bytes,8,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	// It was told that it is removed (FAILED_PRECONDITION, BROKER_REMOVED), has given
-	// up every share since, those on its disk too, and joins as a new one.
+	// An operator has removed the broker (FAILED_PRECONDITION, BROKER_REMOVED). Since then it
+	// has given up every share, those on its disk too, and it joins as a new broker.
 	Anew bool `protobuf:"varint,9,opt,name=anew,proto3" json:"anew,omitempty"`
 	// It answers SeekOrder.
 	Seeks bool `protobuf:"varint,10,opt,name=seeks,proto3" json:"seeks,omitempty"`
@@ -460,7 +460,7 @@ type BrokerReport struct {
 	Topics []*TopicStats          `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
 	// It leaves out topics of the session's last report that are as that had them and in
 	// which no message came, went or waited, in this interval and in the last one that was
-	// reported of them; none is gone. Only where ControllerHello asks for it, and not in a
+	// reported of them; none is gone. Only if ControllerHello requests it, and not in a
 	// session's first report.
 	Changes       bool `protobuf:"varint,2,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -511,12 +511,12 @@ func (x *BrokerReport) GetChanges() bool {
 	return false
 }
 
-// Arrivals is a piece of the record that CaptureArrivals asked for: of the
+// Arrivals is a piece of the record that CaptureArrivals requested: of the
 // messages that were accepted since the piece before, when they arrived and from
 // whom. The first comes at once, the next about four times a second. A topic
 // without messages is named in `quiet` about twice a second, so that the silence of
 // publishers is known. The times of two pieces may
-// overlap: a connection that is read late says late when its messages arrived.
+// overlap: a connection that is read late reports late when its messages arrived.
 type Arrivals struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
@@ -540,7 +540,7 @@ type Arrivals struct {
 	Lost uint64 `protobuf:"varint,6,opt,name=lost,proto3" json:"lost,omitempty"`
 	// The first piece of a capture: publishers are numbered from 0 anew.
 	First bool `protobuf:"varint,7,opt,name=first,proto3" json:"first,omitempty"`
-	// Of `lost`: messages of publishers that are not told apart, because there are more
+	// Of `lost`: messages of publishers that are not distinguished, because there are more
 	// than 65,536, or than 57,344 of one AUTH identity, certificate or host.
 	Others uint64 `protobuf:"varint,8,opt,name=others,proto3" json:"others,omitempty"`
 	// For each of `publishers`, whom an auth server or a certificate says it is, with "auth:"
@@ -1055,7 +1055,7 @@ type PrepareTopic struct {
 	OverLimit OverLimitPolicy `protobuf:"varint,5,opt,name=over_limit,json=overLimit,proto3,enum=srtm.v1.OverLimitPolicy" json:"over_limit,omitempty"`
 	// Which topic of that name this is; unset: not known. The broker keeps it with the
 	// topic. What it has of an earlier one of the same log, it deletes before it creates
-	// this one: that was deleted while the broker could not be told. What it has without
+	// this one: that was deleted while the broker was disconnected. What it has without
 	// an identity, or of another log, becomes this one's.
 	Identity *TopicIdentity `protobuf:"bytes,6,opt,name=identity,proto3" json:"identity,omitempty"`
 	// The broker may hold a topic of that name that was deleted: what is not of this
@@ -1072,9 +1072,9 @@ type PrepareTopic struct {
 	// messages of the topic. A broker that forwards passes them on.
 	Retiring bool `protobuf:"varint,12,opt,name=retiring,proto3" json:"retiring,omitempty"`
 	// All durable channels of the topic. The broker creates those that it lacks, and pauses
-	// them as they say. It deletes a channel that it was told of and that is not here, and one
-	// that was deleted and created anew since. `channels_version` is the catalog's version that
-	// they are of: what a broker was told of by a later one stays.
+	// or resumes them accordingly. It deletes a channel that an earlier list had and this list
+	// lacks, and a channel that was deleted and created anew since. `channels_version` is the
+	// catalog's version of this list: channels of a later list stay.
 	Channels        []*TopicChannel `protobuf:"bytes,20,rep,name=channels,proto3" json:"channels,omitempty"`
 	ChannelsVersion uint64          `protobuf:"varint,21,opt,name=channels_version,json=channelsVersion,proto3" json:"channels_version,omitempty"`
 	// As TopicSpec has them.
@@ -1311,8 +1311,8 @@ func (x *ChannelOrder) GetDeleted() []string {
 	return nil
 }
 
-// ChannelsApplied answers all ChannelOrders of the session up to `request`: what they say
-// stands after a crash.
+// ChannelsApplied answers all ChannelOrders of the session up to `request`: their changes
+// stand after a crash.
 type ChannelsApplied struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Request uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
@@ -1419,8 +1419,8 @@ func (x *ChannelFault) GetError() string {
 	return ""
 }
 
-// ChannelRequest: clients of this broker have created channels of a topic, or ask for another
-// change of them. Repeating it is harmless. A broker without the topic may only claim and delete
+// ChannelRequest: clients of this broker have created channels of a topic, or request another
+// change of channels. Repeating it is harmless. A broker without the topic may only claim and delete
 // channels of MQTT clients ("mqtt.*").
 type ChannelRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1621,7 +1621,7 @@ func (x *KeepRecord) GetRecord() []byte {
 	return nil
 }
 
-// RecallTopics: say what is kept of these topics; the answer is one TopicRecords.
+// RecallTopics: report what is kept of these topics; the answer is one TopicRecords.
 type RecallTopics struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Topics        []string               `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
@@ -1667,7 +1667,7 @@ func (x *RecallTopics) GetTopics() []string {
 }
 
 // TopicRecords answers RecallTopics, for as many of its topics, from the first on, as
-// fit into 1 MiB, at least one: the rest is to be asked again.
+// fit into 1 MiB, at least one: the rest needs another request.
 type TopicRecords struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Records       []*TopicRecord         `protobuf:"bytes,1,rep,name=records,proto3" json:"records,omitempty"`
@@ -1765,7 +1765,7 @@ func (x *TopicRecord) GetRecord() []byte {
 	return nil
 }
 
-// TopicIdentity tells topics of one name apart.
+// TopicIdentity distinguishes topics of one name.
 type TopicIdentity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The control plane's log, another number for each; > 0.
@@ -1941,9 +1941,9 @@ func (x *DrainPublishers) GetClientIds() []string {
 	return nil
 }
 
-// NudgeConsumers: end connections of consumers so that they ask again where the
-// topic is, because another broker has it, too. The broker ends only those of
-// libraries that ask at once when a connection ends, by the user_agent of their
+// NudgeConsumers: end connections of consumers so that they look up the
+// topic again, because another broker has it, too. The broker ends only those of
+// libraries that look up at once when a connection ends, by the user_agent of their
 // IDENTIFY ("go-nsq/"), and only while they hold no message: half of a channel's
 // first, then the others, each within a second. An ephemeral channel outlives that by
 // a few seconds. It has no answer.
@@ -1999,7 +1999,7 @@ func (x *NudgeConsumers) GetChannels() []string {
 	return nil
 }
 
-// CaptureArrivals: say of each message of the topic that is accepted from now on
+// CaptureArrivals: report of each message of the topic that is accepted from now on
 // when it arrived and from whom (Arrivals). It has no answer of its own; for a
 // topic that the broker does not have, nothing comes.
 type CaptureArrivals struct {
@@ -2066,7 +2066,7 @@ func (x *CaptureArrivals) GetTopics() []string {
 	return nil
 }
 
-// SeekOrder: make a channel continue at another place. Only for a broker whose hello says
+// SeekOrder: make a channel continue at another place. Only for a broker whose hello has
 // `seeks`.
 type SeekOrder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2147,9 +2147,9 @@ func (x *SeekOrder) GetEmpty() bool {
 }
 
 // TakeOver: bring in what a broker that is gone kept of a replicated topic, which this one
-// has. The PrepareResult comes when all of it is stored here and gone there; asked again
-// meanwhile, the broker refuses, and afterwards there is nothing any more, which is no
-// error. Only for a broker whose hello says REPLICATED.
+// has. The PrepareResult comes when all of it is stored here and gone there; the
+// broker refuses another request meanwhile. Afterwards there is nothing any more, which is
+// no error. Only for a broker whose hello has REPLICATED.
 type TakeOver struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Echoed in the PrepareResult.

@@ -35,7 +35,7 @@ type BrokerServiceClient interface {
 	//
 	// An id belongs to one process at a time. Another process is refused with
 	// ALREADY_EXISTS, BROKER_ID_IN_USE, while the first one may live: it has a session,
-	// or was heard within its lease, and nothing proves its end. The ErrorInfo then has
+	// or has sent something within its lease, and nothing proves its end. The ErrorInfo then has
 	// "heard_ms", for how long the first one was silent. A process whose id belongs
 	// to a later one is refused with ABORTED, BROKER_ID_LOST, for good.
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BrokerMessage, ControllerMessage], error)
@@ -75,7 +75,7 @@ type BrokerServiceServer interface {
 	//
 	// An id belongs to one process at a time. Another process is refused with
 	// ALREADY_EXISTS, BROKER_ID_IN_USE, while the first one may live: it has a session,
-	// or was heard within its lease, and nothing proves its end. The ErrorInfo then has
+	// or has sent something within its lease, and nothing proves its end. The ErrorInfo then has
 	// "heard_ms", for how long the first one was silent. A process whose id belongs
 	// to a later one is refused with ABORTED, BROKER_ID_LOST, for good.
 	Session(grpc.BidiStreamingServer[BrokerMessage, ControllerMessage]) error

@@ -80,7 +80,7 @@ type LeadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the newest LeadResponse of the same instance: it may act until `lease` after
 	// the time when it made that response. Unset, or another instance's: the request
-	// only asks.
+	// carries no mandate.
 	Instance string               `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
 	Stamp    uint64               `protobuf:"varint,2,opt,name=stamp,proto3" json:"stamp,omitempty"`
 	Lease    *durationpb.Duration `protobuf:"bytes,3,opt,name=lease,proto3" json:"lease,omitempty"`
@@ -333,7 +333,7 @@ func (*NodeMessage_Report) isNodeMessage_Message() {}
 
 func (*NodeMessage_Renew) isNodeMessage_Message() {}
 
-// LeaseRequest asks for the broker's lease to be renewed.
+// LeaseRequest requests that the broker's lease is renewed.
 type LeaseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// By a clock of the broker's that only it reads; echoed in the Lease.
@@ -389,7 +389,7 @@ func (x *LeaseRequest) GetHeard() uint64 {
 	return 0
 }
 
-// Lease renews the broker's lease, counted from when it asked.
+// Lease renews the broker's lease, counted from the time of the request.
 type Lease struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the LeaseRequest, or of the NodeHello.
@@ -481,7 +481,7 @@ type NodeHello struct {
 	Policy LeasePolicy  `protobuf:"varint,4,opt,name=policy,proto3,enum=srtm.v1.LeasePolicy" json:"policy,omitempty"`
 	// As of a LeaseRequest, which the hello is as well.
 	Stamp uint64 `protobuf:"varint,5,opt,name=stamp,proto3" json:"stamp,omitempty"`
-	// The highest term that it was told; an adaptor of an older one refuses the
+	// The highest term that it has received; an adaptor of an older term refuses the
 	// session with FAILED_PRECONDITION.
 	Term uint64 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`
 	// As of a BrokerHello.
@@ -668,7 +668,7 @@ type GrantAck struct {
 	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	Epoch uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// The share granted; or, once the lease has ended, what is left of it. A
-	// broker says so again when that happens after its acknowledgement.
+	// broker reports this again when the lease ends after its acknowledgement.
 	Share *Share `protobuf:"bytes,3,opt,name=share,proto3" json:"share,omitempty"`
 	// Tokens, in thousandths, that the bucket gave up because its new burst is
 	// smaller; the ledger may move them to another broker.
@@ -969,8 +969,8 @@ type Grant struct {
 	// its LeasePolicy goes.
 	Flex *Share `protobuf:"bytes,5,opt,name=flex,proto3" json:"flex,omitempty"`
 	// The adaptor's term of leadership, greater than that of every adaptor that led
-	// before it. A broker ends a session in which it is told a smaller one than it
-	// knows, and heeds nothing of it. 0: of a version that knows no terms.
+	// before it. A broker ends a session in which it receives a smaller term than it
+	// knows, and heeds nothing of the session. 0: of a version that knows no terms.
 	Term          uint64 `protobuf:"varint,7,opt,name=term,proto3" json:"term,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1131,7 +1131,7 @@ type SetContractRequest struct {
 	// Bring back a contract that members may be using already, because the
 	// adaptor has restarted: the call does not wait for acknowledgements, a
 	// disconnected member is no failure, and shares grow only as far as `former` proves
-	// that there is room, before every member has said what it holds. A contract the
+	// that there is room, before every member has reported what it holds. A contract the
 	// adaptor knows is left as it is.
 	Adopt bool `protobuf:"varint,5,opt,name=adopt,proto3" json:"adopt,omitempty"`
 	// The topic may have another contract or other members: what it has becomes
@@ -1141,12 +1141,12 @@ type SetContractRequest struct {
 	Update bool `protobuf:"varint,10,opt,name=update,proto3" json:"update,omitempty"`
 	// Brokers that may be using the contract and are to have nothing of it, as long
 	// as there are fewer tokens than brokers. An adaptor that has restarted gives
-	// nothing out before they, too, have said what they hold. Distinct, and none of
+	// nothing out before they, too, have reported what they hold. Distinct, and none of
 	// the members.
 	Awaited []string `protobuf:"bytes,11,rep,name=awaited,proto3" json:"awaited,omitempty"`
 	// Those of the members and of the awaited that are known to be STRICT: what one of
-	// them holds is over when the adaptor has not heard it for as long as its lease
-	// lasts.
+	// them holds is over when the adaptor has received nothing from it for as long as its
+	// lease lasts.
 	Strict []string `protobuf:"bytes,12,rep,name=strict,proto3" json:"strict,omitempty"`
 	// The most that all brokers together may hold of the topic, for an adaptor that has
 	// restarted. Unset: not known.
@@ -1299,7 +1299,7 @@ type RemoveContractRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	// Brokers that may hold shares of the contract. An adaptor that has restarted keeps the
-	// name busy until each of them has said what it holds, was forgotten or has lost its lease.
+	// name busy until each of them has reported what it holds, was forgotten or has lost its lease.
 	Awaited []string `protobuf:"bytes,2,rep,name=awaited,proto3" json:"awaited,omitempty"`
 	// The awaited brokers that are known to be STRICT.
 	Strict        []string `protobuf:"bytes,3,rep,name=strict,proto3" json:"strict,omitempty"`
@@ -1655,8 +1655,8 @@ func (x *ReportEndResponse) GetFreed() []*FreedShare {
 type FreedShare struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	// Unset: it had not said since the adaptor's start what it holds, and nothing of
-	// the topic was granted because of that.
+	// Unset: since the adaptor's start the broker had not reported what it holds, and
+	// nothing of the topic was granted because of that.
 	Share         *Share `protobuf:"bytes,2,opt,name=share,proto3" json:"share,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1710,7 +1710,7 @@ type ListSharesResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Topics []*TopicShares         `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
 	// Brokers without a session that hold nothing, because their leases are over or
-	// an operator declared them dead; by id. Whatever topic was asked for.
+	// an operator declared them dead; by id. Whatever topic the request names.
 	Freed []string `protobuf:"bytes,2,rep,name=freed,proto3" json:"freed,omitempty"`
 	// Of all shares, contracts and sessions: another after every change of them, and of
 	// every adaptor that leads. 0: the adaptor does not number them.
@@ -1778,7 +1778,7 @@ type TopicShares struct {
 	ShareRule string                 `protobuf:"bytes,4,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
 	// The latest changes, oldest first.
 	History []*ShareChange `protobuf:"bytes,5,rep,name=history,proto3" json:"history,omitempty"`
-	// Brokers that must say what they hold, since the adaptor has restarted; by id. Until then
+	// Brokers that must report what they hold, since the adaptor has restarted; by id. Until then
 	// shares grow only by what these brokers cannot hold.
 	Awaited []string `protobuf:"bytes,6,rep,name=awaited,proto3" json:"awaited,omitempty"`
 	// The contract was removed. Brokers may still use shares of it.

@@ -52,12 +52,12 @@ type GrantServiceClient interface {
 	// UNAVAILABLE, CONTRACT_BUSY. Harmless if unknown.
 	RemoveContract(ctx context.Context, in *RemoveContractRequest, opts ...grpc.CallOption) (*RemoveContractResponse, error)
 	ListShares(ctx context.Context, in *ListSharesRequest, opts ...grpc.CallOption) (*ListSharesResponse, error)
-	// ForgetBroker takes the caller's word that the broker's process has ended and
+	// ForgetBroker declares that the broker's process has ended and
 	// will not come back with what it held: its shares go to others. It fails with
 	// FAILED_PRECONDITION while the broker has a session, with NOT_FOUND if no topic
 	// has it, holds it or waits for it. Repeating it is harmless.
 	ForgetBroker(ctx context.Context, in *ForgetBrokerRequest, opts ...grpc.CallOption) (*ForgetBrokerResponse, error)
-	// ReportEnd says that it is proven that a broker's process has ended: its shares go to
+	// ReportEnd reports as proven that a broker's process has ended: its shares go to
 	// others at once. FAILED_PRECONDITION while the broker has a session, and where a
 	// process after it might continue with the shares of this one; NOT_FOUND if it is not the
 	// latest instance.
@@ -175,12 +175,12 @@ type GrantServiceServer interface {
 	// UNAVAILABLE, CONTRACT_BUSY. Harmless if unknown.
 	RemoveContract(context.Context, *RemoveContractRequest) (*RemoveContractResponse, error)
 	ListShares(context.Context, *ListSharesRequest) (*ListSharesResponse, error)
-	// ForgetBroker takes the caller's word that the broker's process has ended and
+	// ForgetBroker declares that the broker's process has ended and
 	// will not come back with what it held: its shares go to others. It fails with
 	// FAILED_PRECONDITION while the broker has a session, with NOT_FOUND if no topic
 	// has it, holds it or waits for it. Repeating it is harmless.
 	ForgetBroker(context.Context, *ForgetBrokerRequest) (*ForgetBrokerResponse, error)
-	// ReportEnd says that it is proven that a broker's process has ended: its shares go to
+	// ReportEnd reports as proven that a broker's process has ended: its shares go to
 	// others at once. FAILED_PRECONDITION while the broker has a session, and where a
 	// process after it might continue with the shares of this one; NOT_FOUND if it is not the
 	// latest instance.

@@ -21,9 +21,9 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Assignment says where a publisher belongs. In a WatchResponse it may be without a
+// Assignment is the broker of a publisher. In a WatchResponse it may be without a
 // broker and addresses: then the publisher has no place for now. It ends its
-// connection after the last answer and holds what it has to say until its next
+// connection after the last answer and holds its messages until its next
 // assignment.
 type Assignment struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`

@@ -28,17 +28,17 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// PlacementService tells publishers which broker is theirs.
+// PlacementService assigns publishers to brokers.
 type PlacementServiceClient interface {
 	// NOT_FOUND when the topic or the publisher is unknown; FAILED_PRECONDITION
 	// while the topic is not active yet, or the publisher is not placed: it may be
 	// left out for a while when its topic is fitted.
 	Resolve(ctx context.Context, in *ResolveRequest, opts ...grpc.CallOption) (*ResolveResponse, error)
 	// Watch sends the present assignment of the named publishers at once, and
-	// then every change; a watcher that reads slowly is told how things stand,
-	// not every step. The stream ends with NOT_FOUND when the topic is deleted.
-	// Errors at the start are those of Resolve, but for publishers: one that the
-	// topic does not have gets an assignment that says so, and the others theirs.
+	// then every change; a watcher that reads slowly gets the latest
+	// assignments, not every step. The stream ends with NOT_FOUND when the topic is deleted.
+	// Errors at the start are those of Resolve, but for publishers: an
+	// unknown publisher gets an assignment with `unknown`, and the others theirs.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 	// FindBrokers returns the connected brokers from which consumers get a topic's messages,
 	// as /lookup does. NOT_FOUND when the topic does not exist or is not active yet.
@@ -96,17 +96,17 @@ func (c *placementServiceClient) FindBrokers(ctx context.Context, in *FindBroker
 // All implementations must embed UnimplementedPlacementServiceServer
 // for forward compatibility.
 //
-// PlacementService tells publishers which broker is theirs.
+// PlacementService assigns publishers to brokers.
 type PlacementServiceServer interface {
 	// NOT_FOUND when the topic or the publisher is unknown; FAILED_PRECONDITION
 	// while the topic is not active yet, or the publisher is not placed: it may be
 	// left out for a while when its topic is fitted.
 	Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error)
 	// Watch sends the present assignment of the named publishers at once, and
-	// then every change; a watcher that reads slowly is told how things stand,
-	// not every step. The stream ends with NOT_FOUND when the topic is deleted.
-	// Errors at the start are those of Resolve, but for publishers: one that the
-	// topic does not have gets an assignment that says so, and the others theirs.
+	// then every change; a watcher that reads slowly gets the latest
+	// assignments, not every step. The stream ends with NOT_FOUND when the topic is deleted.
+	// Errors at the start are those of Resolve, but for publishers: an
+	// unknown publisher gets an assignment with `unknown`, and the others theirs.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	// FindBrokers returns the connected brokers from which consumers get a topic's messages,
 	// as /lookup does. NOT_FOUND when the topic does not exist or is not active yet.

@@ -90,7 +90,7 @@ const (
 	// As nsqd's --pacing says.
 	PacingMode_PACING_MODE_UNSPECIFIED PacingMode = 0
 	PacingMode_PACING_MODE_OFF         PacingMode = 1
-	// Those that ask are told what they may send, by weight.
+	// Brokers advise publishers that request it of their rates, by weight.
 	PacingMode_PACING_MODE_ADVISE PacingMode = 2
 	// And what is more than that is refused, of all publishers.
 	PacingMode_PACING_MODE_POLICE PacingMode = 3
@@ -921,8 +921,8 @@ func (x *TopicStats) GetUnprepared() bool {
 type TopicChannel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The catalog's version at which the channel was created. It tells channels of one name
-	// apart. 0: the catalog does not have the channel.
+	// The catalog's version at which the channel was created. It distinguishes
+	// channels of one name. 0: the catalog does not have the channel.
 	Created       uint64 `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
 	Paused        bool   `protobuf:"varint,3,opt,name=paused,proto3" json:"paused,omitempty"`
 	unknownFields protoimpl.UnknownFields
