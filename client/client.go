@@ -61,7 +61,7 @@ type Config struct {
 	DrainTimeout time.Duration
 	// Pacing selects how publishers react to the rate that their broker advises. Weight is
 	// the requested weight; 0 means 1. Publishers request advice if the loaddistributor
-	// says that the topic is paced, or always with BrokersPace.
+	// reports that the topic is paced, or always with BrokersPace.
 	Pacing      Pacing
 	Weight      uint8
 	BrokersPace bool

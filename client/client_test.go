@@ -111,10 +111,10 @@ var _ = Describe("a publisher", func() {
 		}
 	})
 
-	Context("that asks what it may send", func() {
+	Context("that requests advice on its rate", func() {
 		BeforeEach(func() { cfg.BrokersPace, cfg.Weight, cfg.Pacing = true, 4, client.PacingReport })
 
-		It("is told with the answers", func() {
+		It("gets advice with the answers", func() {
 			a.Paces()
 			p := open("p")
 			Expect(p.Publish(ctx, []byte("1"))).To(Succeed())
@@ -130,7 +130,7 @@ var _ = Describe("a publisher", func() {
 		Context("once the topic is paced", func() {
 			BeforeEach(func() { cfg.BrokersPace = false })
 
-			It("asks then, on a connection that takes over from the one before", func() {
+			It("requests advice then, on a connection that takes over from the one before", func() {
 				a.Paces()
 				p := open("p")
 				Expect(p.Publish(ctx, []byte("1"))).To(Succeed())
@@ -172,7 +172,7 @@ var _ = Describe("a publisher", func() {
 		Expect(read()).To(Equal([]string{"a:before"}))
 	})
 
-	DescribeTable("does not open what is unknown, and says so", func(topic, id string) {
+	DescribeTable("does not open an unknown topic or publisher, and returns ErrUnknown", func(topic, id string) {
 		_, err := c.Publisher(ctx, topic, id)
 		Expect(err).To(MatchError(client.ErrUnknown))
 		Expect(err).To(MatchError(ContainSubstring("is unknown")))
@@ -213,7 +213,7 @@ var _ = Describe("a publisher", func() {
 		Eventually(done).Should(Receive())
 	})
 
-	It("says what it waited for when its time is over", func() {
+	It("returns what it waited for when its time is over", func() {
 		a.Close()
 		briefly := func() error {
 			short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
@@ -442,7 +442,7 @@ var _ = Describe("a publisher", func() {
 			Expect(open("p").Broker()).To(Equal(b.Address()))
 		})
 
-		It("sends again what the old broker gave away unread", func() {
+		It("sends again what the old broker left unread", func() {
 			p := open("p")
 			place(b, "p")
 			Eventually(p.Broker).Should(Equal(b.Address()))
@@ -565,7 +565,7 @@ var _ = Describe("a publisher", func() {
 			Expect(p.Publish(ctx, []byte("2"))).To(Succeed())
 			Expect(read()).To(Equal([]string{"a:1", "a:2"}))
 		})
-		It("fails what was under way when the broker says more than it was asked", func() {
+		It("fails what was under way when the broker sends more answers than it got commands", func() {
 			p := open("p")
 			done := underWay(ctx, p)
 			two := wire.AppendResponse(wire.AppendResponse(nil, wire.OK), wire.OK)
@@ -647,7 +647,7 @@ var _ = Describe("a publisher", func() {
 			Eventually(p.Broker).Should(Equal(b.Address()))
 			Expect(p.Publish(ctx, []byte("4"))).To(Succeed())
 		})
-		It("is asked by one stream for all publishers of a topic", func() {
+		It("gets one stream for all publishers of a topic", func() {
 			ids := []string{"p", "q"}
 			for i := range 30 {
 				ids = append(ids, fmt.Sprintf("r%02d", i))
@@ -745,7 +745,7 @@ var _ = Describe("a publisher", func() {
 		})
 	})
 
-	It("needs no loaddistributor where it is told its broker", func() {
+	It("needs no loaddistributor if its broker is configured", func() {
 		c, err := client.New(client.Config{Broker: b.Address()})
 		Expect(err).NotTo(HaveOccurred())
 		for _, id := range []string{"x", "y"} {

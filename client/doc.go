@@ -1,5 +1,5 @@
-// Package client publishes to SRTM topics. It asks the loaddistributor for a publisher's
-// broker, publishes there with the NSQ protocol, and follows changes of the assignment.
+// Package client publishes to SRTM topics. It gets a publisher's broker
+// from the loaddistributor, publishes there with the NSQ protocol, and follows changes of the assignment.
 //
 //	c, err := client.New(client.Config{Address: "127.0.0.1:4170"})
 //	p, err := c.Publisher(ctx, "volumes", "loop-4711")

@@ -11,7 +11,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// A publisher of a cluster. The client asks the loaddistributor for the publisher's broker, publishes
+// A publisher of a cluster. The client gets the publisher's broker from the loaddistributor, publishes
 // there, and follows the publisher to another broker. Here the servers are small ones for tests.
 func Example() {
 	var log fake.Log
@@ -72,7 +72,7 @@ func ExamplePublisher_BeginPublish() {
 	// Output: 3 accepted
 }
 
-// A caller tells three results apart: the broker refused the message, the broker may have accepted the
+// A caller distinguishes three results: the broker refused the message, the broker may have accepted the
 // message, and the message was not sent.
 func ExampleRefusedError() {
 	var log fake.Log

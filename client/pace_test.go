@@ -18,8 +18,8 @@ func paced(milli, burst int64) header.OK {
 // Publishing keeps the advised pace, from the first advice to the last.
 func TestPublishWaitsForItsTurn(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
-		told := 0
-		p := newPacer(PacingWait, func(Pace) { told++ })
+		advised := 0
+		p := newPacer(PacingWait, func(Pace) { advised++ })
 		wait := func(n int) time.Duration {
 			began := time.Now()
 			testkit.Must(t, p.wait(context.Background(), n, nil))
@@ -39,8 +39,8 @@ func TestPublishWaitsForItsTurn(t *testing.T) {
 			t.Errorf("21 messages at 10 a second took %v", d)
 		}
 		is := p.pace()
-		if !is.Paced || is.Rate != 10 || is.Burst != 1 || is.Weight != 3 || is.Delayed < 2*time.Second-100*time.Millisecond || told != 1 {
-			t.Errorf("%+v, told %d times", is, told)
+		if !is.Paced || is.Rate != 10 || is.Burst != 1 || is.Weight != 3 || is.Delayed < 2*time.Second-100*time.Millisecond || advised != 1 {
+			t.Errorf("%+v, advised %d times", is, advised)
 		}
 		p.reset() // another broker
 		if d := wait(1000); d > 0 || p.pace().Paced {

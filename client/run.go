@@ -289,7 +289,7 @@ func settle(r *request, a answer) {
 // and executes no later request, so all open requests may be sent again.
 var errElsewhere = errors.New("the topic is not on this broker now")
 
-// movedAway reports whether the answer says that the broker does not have the topic. In a
+// movedAway reports whether the broker's answer is that it does not have the topic. In a
 // cluster this is temporary.
 func (s *sender) movedAway(a answer) bool {
 	return a.refused != nil && a.refused.Code == string(wire.CodeBadTopic) && s.p.client.cfg.Broker == ""

@@ -161,16 +161,16 @@ func (b *brief) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.Cal
 
 type briefStream struct {
 	grpc.ClientStream
-	told bool
+	sent bool
 }
 
 func (*briefStream) SendMsg(any) error { return nil }
 func (*briefStream) CloseSend() error  { return nil }
 func (s *briefStream) RecvMsg(m any) error {
-	if s.told {
+	if s.sent {
 		return io.EOF
 	}
-	s.told = true
+	s.sent = true
 	m.(*srtmv1.WatchResponse).Assignments = []*srtmv1.Assignment{{}}
 	return nil
 }
@@ -253,14 +253,14 @@ func TestALoaddistributorThatIsOutOfReachIsLeft(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		began, epoch := time.Now(), uint64(0)
-		err := Follow(ctx, c.conn, "t", nil, func(told []*srtmv1.Assignment) {
-			if epoch = told[0].Epoch; epoch == 2 {
+		err := Follow(ctx, c.conn, "t", nil, func(assignments []*srtmv1.Assignment) {
+			if epoch = assignments[0].Epoch; epoch == 2 {
 				cancel()
 			}
 			lost.Store(true)
 		})
 		if took := time.Since(began); epoch != 2 || took > 20*time.Second {
-			t.Errorf("after %v it is told of epoch %d: %v", took, epoch, err)
+			t.Errorf("after %v it gets epoch %d: %v", took, epoch, err)
 		}
 	})
 }

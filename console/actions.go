@@ -25,7 +25,7 @@ func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys
 // operator carries out the changes of pages.
 type operator struct {
 	admin   srtmv1.AdminServiceClient // nil: of a standalone broker
-	brokers *asker
+	brokers *requester
 }
 
 // action is what a button does.
@@ -41,7 +41,7 @@ type action struct {
 
 // actions returns the actions of pages by name.
 func (c *Console) actions() map[string]action {
-	o := operator{c.admin, &c.asker}
+	o := operator{c.admin, &c.requester}
 	onHolders := func(verb, path string, keys ...string) func(context.Context, url.Values) (string, error) {
 		return func(ctx context.Context, form url.Values) (string, error) {
 			q := url.Values{}
@@ -105,7 +105,7 @@ func (c *Console) actions() map[string]action {
 	}}
 	all["expiry"] = action{run: o.expire}
 	all["tombstone"] = action{question: ask("Hide node %s from consumers of topic %s?", "node", "topic"), run: func(ctx context.Context, form url.Values) (string, error) {
-		_, err := c.asker.ask(ctx, c.cfg.Lookup, http.MethodPost, "lookup", "/topic/tombstone?"+url.Values{"topic": {form.Get("topic")}, "node": {form.Get("node")}}.Encode())
+		_, err := c.requester.ask(ctx, c.cfg.Lookup, http.MethodPost, "lookup", "/topic/tombstone?"+url.Values{"topic": {form.Get("topic")}, "node": {form.Get("node")}}.Encode())
 		return "The node is hidden from consumers of the topic for a while.", err
 	}}
 	return all
@@ -123,7 +123,7 @@ func (o operator) drain(ctx context.Context, form url.Values) (string, error) {
 
 // onHolders sends a request to each connected broker that has the topic.
 func (o operator) onHolders(ctx context.Context, form url.Values, path string, q url.Values, verb string) (string, error) {
-	brokers, away, err := o.brokers.holders(ctx, form.Get("topic"))
+	brokers, absent, err := o.brokers.holders(ctx, form.Get("topic"))
 	if err != nil {
 		return "", err
 	}
@@ -134,8 +134,8 @@ func (o operator) onHolders(ctx context.Context, form url.Values, path string, q
 		return "", &problem{http.StatusBadGateway, err.Error()}
 	}
 	text := fmt.Sprintf("%s on %s.", verb, plural.Count(len(brokers), "broker"))
-	if away != nil {
-		text += " Disconnected, and not asked: " + strings.Join(away, ", ") + "."
+	if absent != nil {
+		text += " Disconnected, without a request: " + strings.Join(absent, ", ") + "."
 	}
 	return text, nil
 }

@@ -79,7 +79,7 @@ func (c *Console) admissionPage(ctx context.Context, q url.Values, _ user) (view
 	return v, nil
 }
 
-// deciders asks all servers for their state.
+// deciders requests the state of all servers.
 func (c *Console) deciders(ctx context.Context) []decider {
 	addresses := map[string]string{}
 	for address := range c.cfg.Admission {
@@ -116,7 +116,7 @@ func (c *Console) invoke(ctx context.Context, address, method string, request, r
 	if err != nil {
 		return err
 	}
-	body, err := c.asker.answers.get(ctx, address+" "+method+" "+string(sent), peerAge, func(ctx context.Context) ([]byte, error) {
+	body, err := c.requester.answers.get(ctx, address+" "+method+" "+string(sent), peerAge, func(ctx context.Context) ([]byte, error) {
 		ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(ctx, nil), callTimeout) // the caller's name is for the loaddistributor alone
 		defer cancel()
 		answer := reply.ProtoReflect().New().Interface()

@@ -19,12 +19,12 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Several pages that show a broker at the same time cause one question to the broker, even if the page
-// that asked first has left.
+// Several pages that show a broker at the same time cause one request to the broker, even if the page
+// that requested first has left.
 func TestManyPagesAreOneQuestion(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		var asked atomic.Int64
-		c := &asker{transport: roundTripper(func(*http.Request) (*http.Response, error) {
+		c := &requester{transport: roundTripper(func(*http.Request) (*http.Response, error) {
 			asked.Add(1)
 			<-time.After(100 * time.Millisecond)
 			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader([]byte("all")))}, nil
@@ -50,7 +50,7 @@ func TestManyPagesAreOneQuestion(t *testing.T) {
 // Answers of brokers are not kept longer than they are used, nor beyond a bound.
 func TestAnswersAreBounded(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
-		c := &asker{transport: roundTripper(func(*http.Request) (*http.Response, error) {
+		c := &requester{transport: roundTripper(func(*http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(io.LimitReader(zeros{}, 4<<20))}, nil
 		})}
 		held := func() (n, bytes int) {
@@ -96,7 +96,7 @@ func TestAnswersAreDecodedWithinABound(t *testing.T) {
 		"many labels":       full(`srtm_nsqd_connections{`, `a="1"`, "} 1\n"),
 		"of other metrics":  bytes.Repeat([]byte("a 1\n"), maxAnswer/4),
 	} {
-		c := &asker{transport: roundTripper(func(*http.Request) (*http.Response, error) {
+		c := &requester{transport: roundTripper(func(*http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader(body))}, nil
 		})}
 		var before, after runtime.MemStats

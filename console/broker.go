@@ -105,15 +105,15 @@ type brokerData struct {
 // broker shows one broker.
 func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error) {
 	d := brokerData{ID: q.Get("id")}
-	address, broker, err := c.asker.address(d.ID)
+	address, broker, err := c.requester.address(d.ID)
 	if err != nil {
 		return view{}, err
 	}
 	d.Broker = broker
-	if d.Stats, err = c.asker.stats(ctx, address, "", "", true); err != nil {
+	if d.Stats, err = c.requester.stats(ctx, address, "", "", true); err != nil {
 		d.Trouble = err.Error()
 	}
-	if text, err := c.asker.cachedGet(ctx, c.cfg.Brokers, address, "/metrics"); err == nil {
+	if text, err := c.requester.cachedGet(ctx, c.cfg.Brokers, address, "/metrics"); err == nil {
 		now := time.Now()
 		r, err := metrics(address, text, now)
 		if err != nil {

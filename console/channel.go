@@ -29,13 +29,13 @@ type channelData struct {
 func (c *Console) channel(ctx context.Context, q url.Values, _ user) (view, error) {
 	d := channelData{Topic: q.Get("topic"), Channel: q.Get("channel"), Cluster: c.cfg.API != nil}
 	present, paused := 0, 0
-	brokers, _, err := c.asker.holders(ctx, d.Topic)
+	brokers, _, err := c.requester.holders(ctx, d.Topic)
 	if err != nil {
 		return view{}, err
 	}
 	d.Holders = each(brokers, func(id, address string) holder {
 		h := holder{Broker: id, Trouble: "it has no such channel"}
-		s, err := c.asker.stats(ctx, address, d.Topic, d.Channel, true)
+		s, err := c.requester.stats(ctx, address, d.Topic, d.Channel, true)
 		if err != nil {
 			h.Trouble = err.Error()
 		}

@@ -106,13 +106,13 @@ type Console struct {
 	done      chan struct{} // closed at the end of Run
 	end       func()
 
-	sessions sessions
-	watched  watched
-	asker    asker
-	loops    loops
-	streams  streams
-	dropped  prometheus.Counter     // stream readers that were too slow
-	refused  *prometheus.CounterVec // streams beyond a bound
+	sessions  sessions
+	watched   watched
+	requester requester
+	loops     loops
+	streams   streams
+	dropped   prometheus.Counter     // stream readers that were too slow
+	refused   *prometheus.CounterVec // streams beyond a bound
 }
 
 // New returns a Console that answers requests. Run also keeps its history.
@@ -137,7 +137,7 @@ func New(cfg Config) (*Console, error) {
 	if cfg.API != nil {
 		c.admin = srtmv1.NewAdminServiceClient(cfg.API)
 	}
-	c.asker.transport, c.asker.self, c.asker.admin, c.asker.watched = cfg.Brokers, cfg.Self, c.admin, &c.watched
+	c.requester.transport, c.requester.self, c.requester.admin, c.requester.watched = cfg.Brokers, cfg.Self, c.admin, &c.watched
 	if cfg.Shares != nil {
 		c.grants = srtmv1.NewGrantServiceClient(cfg.Shares)
 	}

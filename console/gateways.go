@@ -83,7 +83,7 @@ func (c *Console) gatewayPage(ctx context.Context, _ url.Values, _ user) (view, 
 	}
 	d.Gateways = each(addresses, func(address, _ string) proxyState {
 		state := proxyState{Address: address}
-		body, err := c.asker.cachedGet(ctx, c.cfg.Gateway, address, "/status")
+		body, err := c.requester.cachedGet(ctx, c.cfg.Gateway, address, "/status")
 		if err == nil {
 			err = decode(address, body, &state.gatewayStatus)
 		}

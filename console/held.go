@@ -38,8 +38,8 @@ type brokerView struct {
 	Silent   string // why a broker did not answer
 }
 
-// heldBy asks the brokers of a topic for its channels and publishers.
-func (a *asker) heldBy(ctx context.Context, topic string) (h brokerView) {
+// heldBy requests a topic's channels and publishers from its brokers.
+func (a *requester) heldBy(ctx context.Context, topic string) (h brokerView) {
 	if a.transport == nil {
 		return h
 	}

@@ -68,8 +68,8 @@ func (s *streams) open() int {
 }
 
 // stream sends updates of a page as server-sent events: "live" with changed HTML, and
-// "samples" for charts. It drops readers that are too slow. Beyond the bounds it tells
-// readers to retry later.
+// "samples" for charts. It drops readers that are too slow. Beyond the bounds it answers
+// that readers must retry later.
 func (c *Console) stream(show viewer) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		u := userOf(r.Context())

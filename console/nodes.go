@@ -32,7 +32,7 @@ func (c *Console) nodes(ctx context.Context, q url.Values, _ user) (view, error)
 	var d struct {
 		Producers []node `json:"producers"`
 	}
-	body, err := c.asker.ask(ctx, c.cfg.Lookup, http.MethodGet, "lookup", "/nodes")
+	body, err := c.requester.ask(ctx, c.cfg.Lookup, http.MethodGet, "lookup", "/nodes")
 	if err == nil {
 		err = json.Unmarshal(body, &d)
 	}

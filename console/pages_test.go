@@ -58,7 +58,7 @@ func TestTopicPageShowsChannelsAndPublishers(t *testing.T) {
 }
 
 // A topic is paused, resumed and emptied on all connected brokers. The page asks before it pauses or
-// empties, shows on how many brokers the topic is paused, and names brokers that were not asked.
+// empties, shows on how many brokers the topic is paused, and names brokers that got no request.
 func TestTopicIsPausedAndEmptiedOnAllItsBrokers(t *testing.T) {
 	f := &fake{names: []string{"t"}}
 	for _, id := range []string{"b1", "b2", "b3"} {
@@ -92,7 +92,7 @@ func TestTopicIsPausedAndEmptiedOnAllItsBrokers(t *testing.T) {
 		t.Error("the topic changed before the confirmation")
 	}
 	_, answer := post(t, browser, base, "/ui/action/unpause-topic", form)
-	contains(t, answer, "Resumed on 2 brokers. Disconnected, and not asked: b3.")
+	contains(t, answer, "Resumed on 2 brokers. Disconnected, without a request: b3.")
 	testkit.Equal(t, paused["b1"], false, "b1 is paused")
 	form.Set("sure", "yes")
 	post(t, browser, base, "/ui/action/pause-topic", form)
@@ -102,11 +102,11 @@ func TestTopicIsPausedAndEmptiedOnAllItsBrokers(t *testing.T) {
 	testkit.EqualSlices(t, emptied, []string{"b1 topic=t", "b2 topic=t"})
 }
 
-// A drain is asked about, begun, forced and undone by the page of the broker.
+// A drain is confirmed, begun, forced and undone by the page of the broker.
 func TestDrainIsUndone(t *testing.T) {
 	f := &fake{names: []string{"t"}, brokers: []*srtmv1.Broker{{Id: "b1", Connected: true, Draining: true, Waits: []*srtmv1.DrainWait{{
 		Topic: "t", Reason: "its publishers fit nowhere else: 5 msg/s", Remedy: "add a broker, give one more capacity (srtm broker capacity), lower the topic's rate, or --force",
-	}, {Topic: "u", Reason: "the broker is away, and may have messages", Remedy: "start the broker again, or `srtm broker remove b1` if the broker will not return: its messages are lost then"}}}}}
+	}, {Topic: "u", Reason: "the broker is disconnected, and may have messages", Remedy: "start the broker again, or `srtm broker remove b1` if the broker will not return: its messages are lost then"}}}}}
 	_, base, browser := serve(t, f, nil)
 	_, page := get(t, browser, base+"/ui/broker?id=b1")
 	contains(t, page, "Undo the drain", "Force the drain", "Topic t: its publishers fit nowhere else: 5 msg/s. ", "Add a broker, give one more capacity, lower the topic&#39;s rate. ", "Start the broker again. ")

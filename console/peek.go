@@ -70,7 +70,7 @@ func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) 
 		}
 		d.Count = n
 	}
-	brokers, _, err := c.asker.holders(ctx, d.Topic)
+	brokers, _, err := c.requester.holders(ctx, d.Topic)
 	if err != nil {
 		return view{}, err
 	}
@@ -81,7 +81,7 @@ func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) 
 	}
 	for _, answer := range each(brokers, func(id, address string) (r next) {
 		var body []byte
-		if body, r.err = c.asker.ask(ctx, c.asker.transport, http.MethodGet, address, "/channel/peek?"+ask.Encode()); r.err == nil {
+		if body, r.err = c.requester.ask(ctx, c.requester.transport, http.MethodGet, address, "/channel/peek?"+ask.Encode()); r.err == nil {
 			r.err = decode(address, body, &r)
 		}
 		for i := range r.Messages {

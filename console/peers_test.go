@@ -42,7 +42,7 @@ func (d *decides) Invoke(ctx context.Context, method string, request, reply any,
 }
 
 // The page of admission shows the rules, the keys near their limit of all servers, and the servers: also
-// owners of partitions that the console cannot ask, routers, and servers that do not answer.
+// owners of partitions that the console cannot reach, routers, and servers that do not answer.
 func TestAdmissionPage(t *testing.T) {
 	router := &decides{replies: map[string]proto.Message{
 		srtmv1.AdmissionAdmin_ListRules_FullMethodName: &srtmv1.ListRulesResponse{NextPageToken: "user/9" + evil, Rules: []*srtmv1.AdmissionRule{

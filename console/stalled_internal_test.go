@@ -36,7 +36,7 @@ func TestStalledBrokersAreWaitedForAtOnce(t *testing.T) {
 			<-r.Context().Done()
 			return nil, r.Context().Err()
 		})
-		c := &Console{cfg: Config{Log: slog.New(slog.DiscardHandler)}, asker: asker{transport: by, admin: listing{count: maxAsked}}}
+		c := &Console{cfg: Config{Log: slog.New(slog.DiscardHandler)}, requester: requester{transport: by, admin: listing{count: maxAsked}}}
 		q := url.Values{"topic": {"t"}, "channel": {"c"}}
 		for what, ask := range map[string]func() int{
 			"channel": func() int {
@@ -44,7 +44,7 @@ func TestStalledBrokersAreWaitedForAtOnce(t *testing.T) {
 			},
 			"peek": func() int { return len(testkit.Result(c.peek(t.Context(), q, user{})).Must(t).Data.(peekData).Trouble) },
 			"pause": func() int {
-				_, err := operator{c.asker.admin, &c.asker}.onHolders(t.Context(), q, "/channel/pause", q, "Paused")
+				_, err := operator{c.requester.admin, &c.requester}.onHolders(t.Context(), q, "/channel/pause", q, "Paused")
 				testkit.ErrorHas(t, err, "b15:1 does not answer")
 				return maxAsked
 			},
@@ -91,7 +91,7 @@ func TestStalledSharesDelayNoPage(t *testing.T) {
 			c.round(t.Context(), 0)
 		}()
 		<-changed
-		testkit.Equal(t, time.Since(began), 0, "until pages heard")
+		testkit.Equal(t, time.Since(began), 0, "until pages were updated")
 		for i := range maxTracked {
 			testkit.Equal(t, len(c.watched.rows(fmt.Sprint(i), 0).Samples), 1, "samples of %d", i)
 		}

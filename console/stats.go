@@ -33,8 +33,8 @@ const (
 	maxPeeked     = 4 << 10 // bytes of a message's body on a page
 )
 
-// asker sends requests to the HTTP APIs of brokers.
-type asker struct {
+// requester sends requests to the HTTP APIs of brokers.
+type requester struct {
 	// Set once.
 	transport http.RoundTripper // Config.Brokers
 	self      string            // Config.Self
@@ -59,7 +59,7 @@ type answer struct {
 
 // cachedGet returns a recent or pending answer to the same GET request, or sends the
 // request.
-func (a *asker) cachedGet(ctx context.Context, transport http.RoundTripper, address, path string) ([]byte, error) {
+func (a *requester) cachedGet(ctx context.Context, transport http.RoundTripper, address, path string) ([]byte, error) {
 	return a.answers.get(ctx, address+" "+path, tick, func(ctx context.Context) ([]byte, error) {
 		return a.ask(ctx, transport, http.MethodGet, address, path)
 	})
@@ -103,14 +103,14 @@ func (a *answers) add(key string, kept answer) {
 }
 
 // ask sends a request without a body to an HTTP API.
-func (a *asker) ask(ctx context.Context, transport http.RoundTripper, method, address, path string) ([]byte, error) {
+func (a *requester) ask(ctx context.Context, transport http.RoundTripper, method, address, path string) ([]byte, error) {
 	return a.send(ctx, transport, method, address, path, nil)
 }
 
 // send sends a request to an HTTP API.
-func (a *asker) send(ctx context.Context, transport http.RoundTripper, method, address, path string, body io.Reader) ([]byte, error) {
+func (a *requester) send(ctx context.Context, transport http.RoundTripper, method, address, path string, body io.Reader) ([]byte, error) {
 	if transport == nil {
-		return nil, &problem{http.StatusNotImplemented, "This console does not ask brokers."}
+		return nil, &problem{http.StatusNotImplemented, "This console sends no requests to brokers."}
 	}
 	client := &http.Client{Transport: transport, Timeout: brokerTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	r, err := http.NewRequestWithContext(ctx, method, "http://"+address+path, body)
@@ -231,7 +231,7 @@ func (c client) Protocol() string {
 }
 
 // stats requests a broker's stats of all topics, or of one topic or channel.
-func (a *asker) stats(ctx context.Context, address, topic, channel string, clients bool) (s brokerStats, err error) {
+func (a *requester) stats(ctx context.Context, address, topic, channel string, clients bool) (s brokerStats, err error) {
 	q := url.Values{"format": {"json"}, "include_mem": {"false"}, "include_clients": {strconv.FormatBool(clients)}}
 	if topic != "" {
 		q.Set("topic", topic)
@@ -264,7 +264,7 @@ func tooMany(address string) error {
 }
 
 // address returns the HTTP address of a broker.
-func (a *asker) address(id string) (string, *srtmv1.Broker, error) {
+func (a *requester) address(id string) (string, *srtmv1.Broker, error) {
 	if a.self != "" {
 		return a.self, nil, nil
 	}
@@ -278,7 +278,7 @@ func (a *asker) address(id string) (string, *srtmv1.Broker, error) {
 
 // holders returns the connected brokers that have a topic, by id, with their addresses, and
 // the ids of the disconnected brokers that have it.
-func (a *asker) holders(ctx context.Context, topic string) (addresses map[string]string, away []string, err error) {
+func (a *requester) holders(ctx context.Context, topic string) (addresses map[string]string, disconnected []string, err error) {
 	if a.self != "" {
 		return map[string]string{"": a.self}, nil, nil
 	}
@@ -295,19 +295,19 @@ func (a *asker) holders(ctx context.Context, topic string) (addresses map[string
 		case b.Connected:
 			addresses[b.Id] = b.HttpAddress
 		default:
-			away = append(away, b.Id)
+			disconnected = append(disconnected, b.Id)
 		}
 	}
 	if len(addresses) == 0 {
 		return nil, nil, &problem{http.StatusNotFound, fmt.Sprintf("No broker that is there has a topic %s.", topic)}
 	}
-	return addresses, away, nil
+	return addresses, disconnected, nil
 }
 
 // maxAsked is the maximum number of concurrent requests to brokers.
 const maxAsked = 16
 
-// each asks all brokers concurrently, so stalled brokers together take only
+// each sends a request to all brokers concurrently, so stalled brokers together take only
 // brokerTimeout. It returns the answers in the order of the brokers' ids.
 func each[A any](brokers map[string]string, ask func(id, address string) A) []A {
 	ids := sortedKeys(brokers)

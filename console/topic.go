@@ -82,7 +82,7 @@ func (c *Console) topic(ctx context.Context, q url.Values, _ user) (view, error)
 		return view{}, &problem{404, s.Trouble}
 	}
 	if !s.Gone {
-		s.Held = c.asker.heldBy(ctx, s.Name)
+		s.Held = c.requester.heldBy(ctx, s.Name)
 	}
 	s.Held.addLearned(s.Topic.GetLearned())
 	s.listChannels()

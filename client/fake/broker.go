@@ -152,7 +152,7 @@ func (b *Broker) Abort() {
 	}
 }
 
-// GiveAway ends all connections like a broker that gives its publishers away: it answers
+// GiveAway ends all connections like a broker that hands its publishers over: it answers
 // what it has read, reads no more commands, and half-closes.
 func (b *Broker) GiveAway() {
 	b.Hold(false)

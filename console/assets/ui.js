@@ -171,7 +171,7 @@
 
   // listen keeps the page up to date while it is looked at: browsers have few connections.
   function listen(live) {
-    const told = document.getElementById("connection");
+    const status = document.getElementById("connection");
     let source = null;
     const stop = () => { source?.close(); source = null; };
     const start = () => {
@@ -181,7 +181,7 @@
       const path = live.dataset.live;
       source = new EventSource(path + (path.includes("?") ? "&" : "?") + "since=" + since);
       source.addEventListener("live", (e) => {
-        told.textContent = "Live.";
+        status.textContent = "Live.";
         const next = new DOMParser().parseFromString(e.data, "text/html");
         for (const input of live.querySelectorAll("input[type=search]:not([data-filter])")) next.getElementById(input.id)?.setAttribute("value", input.value);
         for (const open of live.querySelectorAll("details[open][id]")) next.getElementById(open.id)?.setAttribute("open", "");
@@ -192,7 +192,7 @@
       source.addEventListener("samples", (e) => take(JSON.parse(e.data)));
       source.onerror = () => {
         stop();
-        told.textContent = "Not connected: the page is as it was.";
+        status.textContent = "Not connected: the page is as it was.";
         setTimeout(start, 3000 + 4000 * Math.random());
       };
     };

@@ -212,15 +212,15 @@ type Outcome uint8
 // The outcomes.
 const (
 	Answered Outcome = iota
-	Refused          // an answer that may have cost less work than the request asked for
+	Refused          // an answer that may have cost less work than the request needs
 	Failed           // the server failed
-	Aborted          // the client gave up; tells nothing about the server
+	Aborted          // the client gave up; no measure of the server
 )
 
 // Ended records that a request has ended. A failure is not a departure: a server that refuses is not
 // fast. The caller decides what counts as a failure: no connection, no answer in time, half an answer,
 // or a status that another server might have avoided. A refusal (such as "no such page" or "no
-// permission") shows that the server is healthy but tells nothing about its speed.
+// permission") shows that the server is healthy but not how fast it is.
 func (b *Balancer) Ended(server int, now mono.Time, how Outcome) {
 	s := &b.servers[server]
 	s.end(server)

@@ -18,7 +18,7 @@ const (
 	// that the connection can be kept.
 	drainMost = 64 << 10
 	drainFor  = 10 * time.Millisecond
-	// continueAfter is how long the body of a client that asked first (Expect: 100-continue) waits for
+	// continueAfter is how long the body of a client with Expect: 100-continue waits for
 	// the server's 100 Continue, which HTTP/1.0 servers never send.
 	continueAfter = time.Second
 )
@@ -34,7 +34,7 @@ type requestBody struct {
 	limit   time.Duration
 	rate    int64         // bytes per second; 0: only limit applies
 	waited  time.Duration // total of all reads; owned by the reader
-	// continued is closed once the server has asked for the body, or the request is over. nil: the
+	// continued is closed once the server has sent 100 Continue, or the request is over. nil: the
 	// client sends the body unasked.
 	continued     chan struct{}
 	wantsContinue bool        // awaitContinue has returned true; owned by the reader
@@ -85,8 +85,8 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// awaitContinue waits until the server asks for the body of a client that asked first, and reports
-// whether it did. As soon as the body is read, net/http tells the client to send it. If the server
+// awaitContinue waits until the server sends 100 Continue for a client that expects it, and reports
+// whether it did. As soon as the body is read, net/http sends 100 Continue to the client. If the server
 // answers instead, awaitContinue waits until the answer is relayed, because a transport drops the
 // answer if it cannot read the body.
 func (b *requestBody) awaitContinue() bool {
@@ -111,9 +111,9 @@ func (b *requestBody) awaitContinue() bool {
 	return b.wantsContinue
 }
 
-// proceed records that the server has asked for the body, or that the request is over.
+// proceed records that the server has sent 100 Continue, or that the request is over.
 func (b *requestBody) proceed() {
-	if b.continued != nil && !b.proceeds.Swap(true) { // a server may ask twice
+	if b.continued != nil && !b.proceeds.Swap(true) { // a server may send it twice
 		close(b.continued)
 	}
 }
@@ -147,7 +147,7 @@ func (b *requestBody) pending() bool {
 }
 
 // drain drops the body of a refused request, if the body is small and has already arrived. A client
-// that asked first may continue without sending the body.
+// with Expect: 100-continue may continue without sending the body.
 func (b *requestBody) drain() {
 	if !b.pending() || b.read.Load() || b.request.Header["Expect"] != nil {
 		return

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Clients that connect and ask nothing get as many connections as the bound allows. The gateway serves
+// Clients that connect and send nothing get as many connections as the bound allows. The gateway serves
 // the open connections, and each closed connection frees its slot.
 func TestIdleConnectionsAreBounded(t *testing.T) {
 	const most, more = 200, 100
@@ -33,7 +33,7 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 		idle, readers = append(idle, c), append(readers, r)
 	}
 	testkit.WaitFor(t, "all slots are taken", func() bool { return value("srtm_gateway_connections") == most })
-	told := 0
+	explained := 0
 	for range more {
 		c, r := g.dial(t)
 		testkit.Must(t, c.SetReadDeadline(time.Now().Add(testkit.Hang)))
@@ -44,11 +44,11 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 		case err == nil && res.StatusCode != http.StatusServiceUnavailable:
 			t.Fatal(res.Status)
 		case err == nil:
-			told++ // unless the gateway could not answer for as long as it tries
+			explained++ // unless the gateway could not answer for as long as it tries
 		}
 	}
-	if told == 0 {
-		t.Error("no client is told why it is refused")
+	if explained == 0 {
+		t.Error("no refusal has a reason")
 	}
 	if open, refused := value("srtm_gateway_connections"), value("srtm_gateway_connections_refused_total"); open != most || refused != more {
 		t.Errorf("%v open and %v refused, want %d and %d", open, refused, most, more)

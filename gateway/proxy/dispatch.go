@@ -492,7 +492,7 @@ func (d *dispatcher) sentLocked(t *ticket, number int, now mono.Time) {
 	m.schedule.SetLimit(number, s.limit.Most())
 }
 
-// learnLimitLocked tells a server's limit how long a request took. Refusals have a latency of their
+// learnLimitLocked passes to a server's limit how long a request took. Refusals have a latency of their
 // own, so they count as a separate route.
 func (d *dispatcher) learnLimitLocked(t *ticket, outcome balance.Outcome, elapsed time.Duration, now mono.Time) {
 	s := &d.mu.servers[t.server]

@@ -130,8 +130,8 @@ func TestAnswerOfHTTP2BeforeTheEndOfTheBodyIsRelayedAtOnce(t *testing.T) {
 	}
 }
 
-// A server that never asks for a body, as an HTTP/1.0 server, gets the body after a while.
-func TestBodyThatNoServerAsksFor(t *testing.T) {
+// A server that never sends 100 Continue, as an HTTP/1.0 server, gets the body after a while.
+func TestBodyWithoutContinue(t *testing.T) {
 	url := rawServer(t, func(c net.Conn, r *bufio.Reader) {
 		body := make([]byte, 5)
 		if readHead(r) == "" {

@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// hostile is a server that dies, drips, stalls, fails fast or lies, as the request asks.
+// hostile is a server that dies, drips, stalls, fails fast or lies, by the request's path.
 func hostile(t *testing.T) string {
 	// The handler goroutine of a truncated request ends when its server closes.
 	return backend(t, func(w http.ResponseWriter, r *http.Request) {

@@ -1,4 +1,4 @@
-// Package proxy is the gateway's data path. It classifies a request, asks admission, queues the
+// Package proxy is the gateway's data path. It classifies a request, requests admission, queues the
 // request, passes it to the server that will answer soonest, and settles its cost. gateway/schedule
 // decides the order of requests, gateway/balance the servers; the mutex in dispatch.go guards both. The
 // rest is net/http and httputil.ReverseProxy. The package knows nothing of files and listeners. Read
@@ -44,7 +44,7 @@ type Config struct {
 	MaxConnections int
 	// Tokens map tokens to tenants; nil: only client certificates name tenants.
 	Tokens *secure.Tokens
-	// Admission is asked before a request waits, if the request's class has a key; nil: never.
+	// Admission decides before a request waits, if the request's class has a key; nil: never.
 	Admission interface {
 		Ask(ctx context.Context, key string, cost uint32) client.Decision
 	}
@@ -270,7 +270,7 @@ func waitingBytes(r *http.Request) int {
 	return bytes + int(min(max(r.ContentLength, 0), math.MaxInt64/2))
 }
 
-// admit asks admission for cost requests of a class.
+// admit requests admission of cost requests of a class.
 func (p *Proxy) admit(r *http.Request, c class, tenant string, cost int) client.Decision {
 	key := c.AdmissionKey(tenant)
 	if p.cfg.Admission == nil || key == "" {

@@ -394,7 +394,7 @@ func TestQueriesPassAsTheyCame(t *testing.T) {
 		g := serve(t, one(at), nil)
 		for _, query := range []string{"a=1;b=2", "a=50%&b=%zz", "a;b", "a=%2f+%20&&=", ""} {
 			_, got := g.get(t, "/x?"+query)
-			testkit.Equal(t, got, strings.TrimPrefix(at, url)+"/x?"+query, "what the server was asked for")
+			testkit.Equal(t, got, strings.TrimPrefix(at, url)+"/x?"+query, "what the server received")
 		}
 	}
 }

@@ -76,7 +76,7 @@ func (t *tunnel) pass(p []byte) int {
 	return len(p)
 }
 
-// leave tells the client of a websocket that the gateway shuts down. The client answers with its own
+// leave sends a Close frame to the client of a websocket: the gateway shuts down. The client answers with its own
 // Close frame, which goes to the server, and both end the connection.
 func (t *tunnel) leave() {
 	t.mu.Lock()
@@ -100,7 +100,7 @@ func (t *tunnel) Write(p []byte) (int, error) {
 	return t.ReadWriteCloser.Write(p)
 }
 
-// CloseWrite tells the server that the client has ended.
+// CloseWrite half-closes the connection to the server: the client has ended.
 func (t *tunnel) CloseWrite() error {
 	t.recordTraffic(true)
 	if half, ok := t.ReadWriteCloser.(interface{ CloseWrite() error }); ok {

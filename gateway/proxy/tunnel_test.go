@@ -40,7 +40,7 @@ func TestWebsocketsEndWithACloseFrame(t *testing.T) {
 			testkit.Result(io.ReadFull(r, got)).Must(t)
 			stopped := make(chan struct{})
 			go func() { defer close(stopped); g.stop() }()
-			testkit.WaitFor(t, "the websocket is told", func() bool {
+			testkit.WaitFor(t, "the Close frame", func() bool {
 				g.tunnels.mu.Lock()
 				defer g.tunnels.mu.Unlock()
 				for w := range g.tunnels.mu.websockets {
@@ -63,7 +63,7 @@ func TestWebsocketsEndWithACloseFrame(t *testing.T) {
 			testkit.Result(io.ReadFull(r, got)).Must(t)
 			testkit.Equal(t, string(got), want, "the end")
 			write(t, c, "\x88\x82\x00\x00\x00\x00\x03\xe9")
-			testkit.Equal(t, <-heard, "\x88\x82\x00\x00\x00\x00\x03\xe9", "what the server hears")
+			testkit.Equal(t, <-heard, "\x88\x82\x00\x00\x00\x00\x03\xe9", "what the server receives")
 			close(more)
 			if rest, err := io.ReadAll(r); err != nil || len(rest) > 0 {
 				t.Errorf("%q, %v", rest, err)

@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Servers with CGI or WSGI cannot tell some client headers from the gateway's headers. The gateway
+// Servers with CGI or WSGI cannot distinguish some client headers from the gateway's headers. The gateway
 // drops such client headers.
 func TestHeadersByAnotherName(t *testing.T) {
 	var got http.Header
@@ -27,7 +27,7 @@ func TestHeadersByAnotherName(t *testing.T) {
 			if strings.Contains(strings.Join(values, ","), "forged") {
 				n++
 				if n > want || strings.EqualFold(strings.NewReplacer("_", "-", ".", "-", "~", "-").Replace(name), classHeader) {
-					t.Errorf("%q: the server is told %s: %v", trusted, name, values)
+					t.Errorf("%q: the server receives %s: %v", trusted, name, values)
 				}
 			}
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A request that asks for another protocol may have a chunked body. The body reaches the server before
+// A request for another protocol may have a chunked body. The body reaches the server before
 // the tunnel opens. This also works with TLS, where such a connection otherwise ends with the answer.
 func TestUpgradeWithAChunkedBody(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {

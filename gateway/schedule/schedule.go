@@ -246,7 +246,7 @@ func (s *Scheduler) Arrive(r *Request) error {
 }
 
 // catchUp grants a class that has begun to wait the quantum of this round, as the other classes got
-// before, and lets the class go next. So a class that asks for little need not wait until the other
+// before, and lets the class go next. So a class with few requests need not wait until the other
 // classes have used up their quanta.
 func (s *Scheduler) catchUp(r *Request) {
 	c := &s.classes[r.Class]

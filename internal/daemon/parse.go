@@ -101,7 +101,7 @@ func plainly(f *flag.Flag, value string, err error) error {
 	return fmt.Errorf("%q: want %s", value, want)
 }
 
-// kind returns a value of the flag's type, or nil if the flag does not tell its type.
+// kind returns a value of the flag's type, or nil if the flag's type is unknown.
 func kind(f *flag.Flag) any {
 	value := f.Value
 	if a, ok := value.(*alias); ok {

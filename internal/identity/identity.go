@@ -93,7 +93,7 @@ type Owner struct {
 const maxPast = 8
 
 // ErrReplaced: the process has sent a later hello.
-var ErrReplaced = errors.New("a later hello of the same process was heard")
+var ErrReplaced = errors.New("the same process has sent a later hello")
 
 // InUse refuses a process because the id belongs to another process that may live.
 type InUse struct {

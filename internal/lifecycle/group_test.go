@@ -48,7 +48,7 @@ func (j *journal) expect(t *testing.T, want ...string) {
 func (j *journal) slow(name string, d time.Duration) func(context.Context) error {
 	return func(ctx context.Context) error {
 		<-ctx.Done()
-		j.add("%s told", name)
+		j.add("%s stopping", name)
 		pass(d)
 		j.add("%s gone", name)
 		return ctx.Err()
@@ -69,7 +69,7 @@ func TestPartsStopInReverseOrderEachWaitedFor(t *testing.T) {
 		if err := g.Run(ctx); err != nil {
 			t.Errorf("a clean stop: %v", err)
 		}
-		j.expect(t, "c told", "c gone", "b told", "b gone", "a told", "a gone")
+		j.expect(t, "c stopping", "c gone", "b stopping", "b gone", "a stopping", "a gone")
 	})
 }
 
@@ -97,7 +97,7 @@ func TestAnErrorStopsAllAndComesFirst(t *testing.T) {
 		if want := "engine: broken\ndisk: context canceled\ncannot close"; err.Error() != want {
 			t.Errorf("%q, want %q", err, want)
 		}
-		j.expect(t, "wheels told", "wheels gone")
+		j.expect(t, "wheels stopping", "wheels gone")
 	})
 }
 
@@ -112,7 +112,7 @@ func TestAPartMayFinishEarly(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Hour, func() { j.add("signal"); cancel() })
 		testkit.NoError(t, g.Run(ctx))
-		j.expect(t, "warmed", "signal", "server told", "server gone")
+		j.expect(t, "warmed", "signal", "server stopping", "server gone")
 	})
 }
 

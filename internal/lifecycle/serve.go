@@ -20,7 +20,7 @@ import (
 const Grace = time.Second
 
 // Together returns a part that combines all the parts, started and stopped at the same
-// time. When one part ends with an error, the others are told to stop.
+// time. When one part ends with an error, Together stops the others.
 func Together(parts ...func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)

@@ -44,7 +44,7 @@ type Process struct {
 
 	err error // how the process ended; valid once done is closed
 
-	// judged means that the caller sent a signal or was told of the end, so Stop does not
+	// judged means that the caller sent a signal or knows of the end, so Stop does not
 	// report it. Atomic.
 	judged     atomic.Bool
 	terminated atomic.Bool // SIGTERM was sent

@@ -21,7 +21,7 @@ func TestOutage(t *testing.T) {
 			}
 			return a
 		}}))
-		o := obs.NewOutage(log, "the store is away")
+		o := obs.NewOutage(log, "the store is unavailable")
 		o.Note(nil)
 		for range 1001 { // for 25 s, with occasional successes
 			o.Note(errors.New("cut off"))
@@ -34,10 +34,10 @@ func TestOutage(t *testing.T) {
 		}
 		o.Note(errors.New("again"))
 		testkit.Equal(t, strings.TrimSpace(text.String()), strings.TrimSpace(`
-level=WARN msg="the store is away" error="cut off"
-level=WARN msg="the store is away" error="cut off" count=401 duration=10s
-level=WARN msg="the store is away" error="cut off" count=801 duration=20s
-level=INFO msg="works again" after="the store is away" count=1001 duration=25s
-level=WARN msg="the store is away" error=again`))
+level=WARN msg="the store is unavailable" error="cut off"
+level=WARN msg="the store is unavailable" error="cut off" count=401 duration=10s
+level=WARN msg="the store is unavailable" error="cut off" count=801 duration=20s
+level=INFO msg="works again" after="the store is unavailable" count=1001 duration=25s
+level=WARN msg="the store is unavailable" error=again`))
 	})
 }

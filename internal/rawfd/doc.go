@@ -1,4 +1,4 @@
-// Package rawfd reads and writes descriptors in non-blocking mode without telling Go's
+// Package rawfd reads and writes descriptors in non-blocking mode without Go's
 // scheduler, which need not know about a call that cannot block. It is for event loops on
 // Linux; see kernel/hook. Poller waits for many descriptors in one goroutine, with a timer
 // and a wake-up. The event loops of brokers (nsqd/conn) and of emulated sensors

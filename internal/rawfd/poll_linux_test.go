@@ -42,7 +42,7 @@ func TestEventsBearSlotAndGeneration(t *testing.T) {
 		t.Fatalf("events %+v", got)
 	}
 	if got := p.Wait(false); len(got) != 0 {
-		t.Fatalf("the edge was told twice: %+v", got)
+		t.Fatalf("the edge was reported twice: %+v", got)
 	}
 	testkit.Must(t, p.Watch(mine, 7, 3, unix.EPOLLIN, 0))
 	unix.Close(theirs)

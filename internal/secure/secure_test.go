@@ -499,7 +499,7 @@ func TestHTTP(t *testing.T) {
 			t.Error("it answers in clear, too")
 		}
 		if text := string(body); !strings.Contains(text, "HTTP request to an HTTPS server") {
-			t.Errorf("a client in clear is told %q", text)
+			t.Errorf("a client in clear gets %q", text)
 		}
 	}
 
@@ -594,7 +594,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 			}
 		}
 		if err != nil && strings.Contains(err.Error(), adminToken) {
-			t.Errorf("%s: %v tells the token", name, err)
+			t.Errorf("%s: %v contains the token", name, err)
 		}
 	}
 	for name, c := range map[string]struct {

@@ -344,7 +344,7 @@ func (c ServerConfig) Check(flag, address string, safe bool, want string) error 
 func (s *Server) Options() []grpc.ServerOption {
 	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.auditUnary, TenantUnary), grpc.ChainStreamInterceptor(s.auditStream, TenantStream)}
 	if s.tls != nil {
-		options = append(options, grpc.Creds(telling{credentials.NewTLS(s.tls.Config()), s}))
+		options = append(options, grpc.Creds(loggedCredentials{credentials.NewTLS(s.tls.Config()), s}))
 	}
 	if s.tokens != nil {
 		options = append(options, grpc.InTapHandle(s.authorise), grpc.ChainStreamInterceptor(bind))
@@ -352,14 +352,14 @@ func (s *Server) Options() []grpc.ServerOption {
 	return options
 }
 
-// telling logs failed handshakes, which gRPC does not log: at most one per second,
+// loggedCredentials logs failed handshakes, which gRPC does not log: at most one per second,
 // because any peer can cause them.
-type telling struct {
+type loggedCredentials struct {
 	credentials.TransportCredentials
 	s *Server
 }
 
-func (t telling) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (t loggedCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secured, info, err := t.TransportCredentials.ServerHandshake(conn)
 	if err == nil && t.s.mutual {
 		bounded.Known(conn.RemoteAddr())

@@ -60,7 +60,7 @@ func SplitAddresses(list string) []string { return strings.Split(list, ",") }
 func Dial(list string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	options = append([]grpc.DialOption{
 		SessionOption(),
-		// By default gRPC also asks the name server for a TXT record, and connects after the answer. A name
+		// By default gRPC also requests a TXT record from the name server, and connects after the answer. A name
 		// server of containers without a route to the world answers such questions after 20 s.
 		grpc.WithDisableServiceConfig(),
 		// Ten seconds is the minimum that gRPC allows a client. A client that sends notices a dead host

@@ -16,7 +16,7 @@ import (
 )
 
 // In a container network without a route to the world, a name server answers questions about the names of
-// containers at once, and other questions after seconds. gRPC's default is to ask for a TXT record, too.
+// containers at once, and other questions after seconds. gRPC's default is to request a TXT record, too.
 func TestDialAsksForNoTextRecord(t *testing.T) {
 	server, ln := grpc.NewServer(), testkit.Listen(t)
 	go func() { _ = server.Serve(ln) }()
@@ -74,7 +74,7 @@ func TestDialAsksForNoTextRecord(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if !asked[dnsmessage.TypeA] || asked[dnsmessage.TypeTXT] || asked[dnsmessage.TypeSRV] {
-		t.Errorf("the name server was asked for %v", asked)
+		t.Errorf("the name server was queried for %v", asked)
 	}
 }
 

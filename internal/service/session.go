@@ -4,7 +4,7 @@
 //   - session.go: a session is a stream on which both sides send freely after a hello, for
 //     the lifetime of the peer. The client's side differs and is in nsqd/agent.
 //   - dial.go: the client dials one of several replicas. Any server that answers will do.
-//     The answer to a request says whether another server leads.
+//     The answer to a request shows whether another server leads.
 //   - refusal.go: one table for each service maps errors to codes and details.
 //   - share.go, expiry.go, enum.go: values become messages and messages become values.
 package service

@@ -9,7 +9,7 @@ import (
 )
 
 // tools maps a Go package to the path of its program. The go command takes a second to
-// answer, so Tool asks once per package.
+// answer, so Tool runs it once per package.
 var tools sync.Map
 
 // Tool returns the path of a program that tests/go.mod pins by a tool line, such as

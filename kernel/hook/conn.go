@@ -66,7 +66,7 @@ func (c *Conn) answer(a stamp.Arrival) stamp.Arrival {
 func (c *Conn) arrivalOf(start, end int64) stamp.Arrival {
 	read, ok := c.reads.At(end - 1)
 	if !ok {
-		// Only an incorrect caller asks for unread bytes. The current time is the only time that is
+		// Only an incorrect caller requests unread bytes. The current time is the only time that is
 		// not too early for them.
 		read = clock.Mono()
 	}

@@ -277,7 +277,7 @@ type Info struct {
 	// Mode is the requested mode. Source is the source in use: "ebpf", "sotimestamp" or "read".
 	Mode   Mode   `json:"mode"`
 	Source string `json:"source"`
-	// Reason tells why no better source is used, or the limitations of the source. It is empty for
+	// Reason is why no better source is used, or the limitations of the source. It is empty for
 	// the best source without limitations.
 	Reason string `json:"reason,omitempty"`
 	// Kernel is the running kernel's release.

@@ -70,7 +70,7 @@ func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
 func TestUnprivilegedFallsBack(t *testing.T) {
 	needRoot(t)
 	if text, err := os.ReadFile("/proc/sys/kernel/unprivileged_bpf_disabled"); err != nil || strings.TrimSpace(string(text)) == "0" {
-		t.Skipf("everybody may load programs here (%q, %v)", text, err)
+		t.Skipf("any user may load programs here (%q, %v)", text, err)
 	}
 	child(t, "unprivileged", nobody, nil, nil)
 }

@@ -7,7 +7,7 @@ import (
 	"runtime"
 )
 
-// sources is empty: only Linux tells a process when a segment arrived.
+// sources is empty: only Linux reports when a segment arrived.
 var sources []kind
 
 func kernelRelease() string { return runtime.GOOS }

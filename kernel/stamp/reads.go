@@ -1,6 +1,6 @@
 package stamp
 
-// readsKept is the number of reads that a Reads remembers. A driver asks for a message right after
+// readsKept is the number of reads that a Reads remembers. A driver looks a message up right after
 // the read that completed it, so one would nearly suffice. The others serve a driver that parses
 // late because of a full queue.
 const readsKept = 4
