@@ -1,5 +1,5 @@
 // Command loaddistributor is SRTM's placement controller. The loaddistributor decides which brokers
-// carry a topic, keeps the catalog, and tells publishers and consumers which broker to use. The
+// carry a topic, keeps the catalog, and assigns publishers and consumers to brokers. The
 // loaddistributor carries no messages. While it is unavailable, brokers continue.
 //
 // rpc and lookup serve requests. controller commits the decisions of placement to catalog, and tuner

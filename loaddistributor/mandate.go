@@ -22,7 +22,7 @@ import (
 // mandate lends the right to act to one instance of a tbadaptor at a time. A mandate is pure; lend runs
 // it.
 //
-// An instance counts its lease from a time of its own, and this side has heard of that time before it
+// An instance counts its lease from a time of its own, and this side has received that time before it
 // lends. So the instance's lease has ended at the latest lease + bound after this side received the
 // answer with that time. All loans of earlier leaders of this log have ended lease + bound after this
 // leader's start, because the earlier terms had ended by then. Only one instance may act at a time, so
@@ -70,7 +70,7 @@ func (m *mandate) lend(ctx context.Context, log *slog.Logger, term store.Term, c
 		case err == nil:
 			m.answer(r, clock.Mono())
 		case status.Code(err) == codes.Unimplemented:
-			log.Warn("the tbadaptor is of a release that acts without being asked to: never run two")
+			log.Warn("the tbadaptor is of a release that acts without a mandate: never run two")
 			health.note(log, true, nil, 0)
 			return nil
 		default:

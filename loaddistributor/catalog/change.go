@@ -112,8 +112,8 @@ func difference(from Topic, spec *Spec, plan placement.Plan) *TopicChanging {
 }
 
 // Edits returns the indices of the publishers only in a and of the publishers only in b.
-// If short is true, a change from a to b is saved in the short form, as far as Edits can
-// tell.
+// If short is true, a change from a to b is saved in the short form, as far as Edits
+// knows.
 func Edits(a, b *Spec) (removed, added []int, short bool) {
 	n := b.Demand.Count()
 	if n < wholeBelow || len(a.Demand.Groups) != len(b.Demand.Groups) {

@@ -130,7 +130,7 @@ func channelsOf(args []string) (channels []Channel) {
 }
 
 // planned makes a plan from quotas: b1=5:0,1 means 5 msg/s and the publishers 0 and 1, and out=2,5
-// names publishers without a place. Without quotas, planned asks the policy for a plan.
+// names publishers without a place. Without quotas, planned gets a plan from the policy.
 func planned(s *script, of *Spec, moving string, quotas []string) (placement.Plan, error) {
 	if len(quotas) == 0 {
 		return placement.Place(of.Policy, s.SnapshotFor(moving), of.Demand, rand.New(rand.NewPCG(1, 1)))

@@ -77,7 +77,7 @@ func (c *Controller) Drain(ctx context.Context, id string, drain, forced bool) (
 	return c.setBroker(id, e, func() { c.brokers.drainers[id] = secure.Caller(ctx) })
 }
 
-// RemoveBroker removes a broker from the cluster, on the caller's word that the broker is
+// RemoveBroker removes a broker from the cluster. The caller confirms that the broker is
 // dead. The broker may join anew later. RemoveBroker returns the freed shares and the
 // topics whose messages may be lost. Errors: catalog.ErrBrokerUnknown,
 // ErrBrokerConnected, ErrBrokerInUse; ErrRemoving; *AdaptorError.
@@ -146,7 +146,7 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 	c.mu.Lock()
 	delete(c.brokers.holders, id) // the operator confirms that the process has ended
 	c.mu.Unlock()
-	c.cfg.Log.Warn("broker removed, on an operator's word", obs.KeyBroker, id, "topics", len(remaining))
+	c.cfg.Log.Warn("broker removed by an operator", obs.KeyBroker, id, "topics", len(remaining))
 	return freed, remaining, nil
 }
 

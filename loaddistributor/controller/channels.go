@@ -167,7 +167,7 @@ func (w *channelWait) await(s *Session) {
 // PrepareTopic.
 func (ch *channels) applied(s *Session, m *srtmv1.ChannelsApplied) (faults []*srtmv1.ChannelFault, err error) {
 	if m.Request > ch.brokers.lastRequest {
-		return nil, &BadMessage{Field: "channels_applied.request", Problem: fmt.Sprintf("%d was never asked", m.Request)}
+		return nil, &BadMessage{Field: "channels_applied.request", Problem: fmt.Sprintf("%d was never sent", m.Request)}
 	}
 	failed := map[uint64]*srtmv1.ChannelFault{}
 	for _, f := range m.Faults {
@@ -304,13 +304,13 @@ func ofMQTTSession(m *srtmv1.ChannelRequest) bool {
 var errChannelInUse = errors.New("the channel has consumers, or a session at another broker")
 
 // requireUnused returns errChannelInUse if a broker reports consumers of one of the channels, or if another
-// broker has claimed the channel after asker.
-func (ch *channels) requireUnused(topic catalog.Topic, asker string, list []*srtmv1.TopicChannel) error {
+// broker has claimed the channel after requester.
+func (ch *channels) requireUnused(topic catalog.Topic, requester string, list []*srtmv1.TopicChannel) error {
 	read := ch.brokers.read(topic.Spec.Name(), topic.Holders())
 	for _, c := range list {
 		known, _ := topic.Channel(c.GetName())
 		user := ""
-		if known.Session != asker {
+		if known.Session != requester {
 			user = known.Session
 		}
 		for broker, channels := range read {
@@ -325,12 +325,12 @@ func (ch *channels) requireUnused(topic catalog.Topic, asker string, list []*srt
 	return nil
 }
 
-// changeChannels stages a pause, an unpause, a claim or a deletion, if it changes anything. asker is the
-// broker that asks; empty: an operator. Deleting a missing channel changes nothing.
-func (ch *channels) changeChannels(topic catalog.Topic, asker string, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel) error {
+// changeChannels stages a pause, an unpause, a claim or a deletion, if it changes anything. requester
+// is a broker; empty: an operator. Deleting a missing channel changes nothing.
+func (ch *channels) changeChannels(topic catalog.Topic, requester string, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel) error {
 	name := topic.Spec.Name()
 	if change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED {
-		if err := ch.requireUnused(topic, asker, list); err != nil {
+		if err := ch.requireUnused(topic, requester, list); err != nil {
 			return err
 		}
 		change = srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE
@@ -348,7 +348,7 @@ func (ch *channels) changeChannels(topic catalog.Topic, asker string, change srt
 		case srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE, srtmv1.ChannelChange_CHANNEL_CHANGE_UNPAUSE:
 			set.Paused = change == srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE
 		case srtmv1.ChannelChange_CHANNEL_CHANGE_CLAIM:
-			set.Session = asker
+			set.Session = requester
 		default:
 			return fmt.Errorf("topic %s: this release does not know change %d of channels", name, change)
 		}
@@ -467,7 +467,7 @@ func (ch *channels) orderChange(topic string, change srtmv1.ChannelChange, list 
 // SeekChannel moves a channel on the brokers of a topic, or only on the broker named by
 // broker. It returns the results by broker, sorted by id. Without a place the brokers
 // discard the channel's messages. Brokers without the channel are left out, unless no
-// broker has the channel. Errors, before any broker is asked: catalog.ErrTopicUnknown,
+// broker has the channel. Errors, before any broker gets a request: catalog.ErrTopicUnknown,
 // ErrChannelUnknown, ErrBrokerUnknown, *BadMessage, ErrBrokerGone, ErrBrokerOld.
 func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, place *srtmv1.Place, broker string) ([]*srtmv1.SeekOutcome, error) {
 	if err := c.knowledge.following(); err != nil {
@@ -528,7 +528,7 @@ func (c *Controller) orderSeek(topic, channel string, place *srtmv1.Place, broke
 		}
 		s := c.brokers.sessions[b.ID]
 		if s == nil {
-			return nil, fmt.Errorf("broker %s of topic %s is disconnected; no broker was asked: %w", b.ID, topic, ErrBrokerGone)
+			return nil, fmt.Errorf("broker %s of topic %s is disconnected; no broker got a request: %w", b.ID, topic, ErrBrokerGone)
 		}
 		if !s.canSeek {
 			return nil, fmt.Errorf("broker %s of topic %s, release %s, nothing was done: %w", b.ID, topic, b.Version, ErrBrokerOld)

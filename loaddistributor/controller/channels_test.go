@@ -121,7 +121,7 @@ var _ = Describe("The channels of a topic", func() {
 		Expect(listed()).To(Equal([]string{"main", "own"}))
 	})
 
-	It("are paused and deleted on all brokers, also on one that is away meanwhile", func() {
+	It("are paused and deleted on all brokers, also on one that is disconnected meanwhile", func() {
 		begin(setup{})
 		Expect(subscribe(b1, "gone")).To(Succeed())
 		Expect(c.admin.PauseChannel(context.Background(), &srtmv1.PauseChannelRequest{Topic: "t", Channel: "gone"})).Error().NotTo(HaveOccurred())
@@ -139,7 +139,7 @@ var _ = Describe("The channels of a topic", func() {
 		Expect(b2.agent.ChangeChannel(context.Background(), "t", "main", srtmv1.ChannelChange_CHANNEL_CHANGE_UNPAUSE)).To(Succeed())
 		Expect(on(b1.node)).To(Equal([]string{"main"}))
 
-		// Asked again.
+		// Requested again.
 		Expect(remove("gone")).Error().To(fails(codes.NotFound, rpc.ReasonChannelUnknown))
 		Expect(b1.agent.ChangeChannel(context.Background(), "t", "gone", srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE)).To(Succeed())
 		Expect(b1.agent.ChangeChannel(context.Background(), "t", "gone", srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE)).To(MatchError(agent.ErrChannelUnknown))

@@ -248,7 +248,7 @@ func (h *chaos) happen() {
 			}
 			return err
 		})
-	case n < 60 && b.broker == nil: // a running broker's word would count for less than an operator's
+	case n < 60 && b.broker == nil: // an operator's removal would count for more than a running broker
 		h.attempt("remove "+id, func(ctx context.Context, c *cluster) error {
 			_, err := c.admin.RemoveBroker(ctx, &srtmv1.RemoveBrokerRequest{BrokerId: id})
 			return err
@@ -325,7 +325,7 @@ func (h *chaos) checkTraffic(much bool) {
 }
 
 // bounded expects that no topic holds more than was ever sold of it. A deleted topic on a broker that
-// was not told does not count for a new topic of the same name.
+// did not get the order does not count for a new topic of the same name.
 func (h *chaos) bounded() {
 	GinkgoHelper()
 	for _, name := range h.topics {
@@ -354,7 +354,7 @@ func (h *chaos) settled() (wrong []string) {
 	add := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	for _, b := range h.c.brokers() {
 		if !b.Connected {
-			add("broker %s is away", b.Id)
+			add("broker %s is disconnected", b.Id)
 		}
 	}
 	for _, name := range h.topics {

@@ -39,7 +39,7 @@ type contracts struct {
 }
 
 // run restores contracts that the adaptor has lost by a restart, and removes contracts
-// that were left there. While the adaptor does not answer, run asks less and less often.
+// that were left there. While the adaptor does not answer, run tries less and less often.
 func (c *contracts) run(ctx context.Context) {
 	delay := c.cfg.ReportInterval
 	longest := max(5*time.Second, c.cfg.ReportInterval)
@@ -189,7 +189,7 @@ func (c *contracts) noteReserved(reported map[string]*srtmv1.TopicShares) {
 		}
 		for _, id := range t.Awaited {
 			if since, disconnected := disconnectedSince[id]; disconnected && time.Since(since) >= c.cfg.EvacuateAfter {
-				list = append(list, fmt.Sprintf("no share grows before %s, gone since %s or earlier, says what it holds"+remedy, id, condition.Moment(since), id))
+				list = append(list, fmt.Sprintf("no share grows before %s, gone since %s or earlier, reports what it holds"+remedy, id, condition.Moment(since), id))
 			}
 		}
 		if list != nil {

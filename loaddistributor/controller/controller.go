@@ -1,5 +1,5 @@
 // Package controller is the single writer of the control plane. It reads a snapshot of
-// the catalog, asks loaddistributor/placement for a plan, commits the event, and then
+// the catalog, gets a plan from loaddistributor/placement, commits the event, and then
 // informs brokers, the adaptor and watchers. It uses gRPC messages as data, without gRPC
 // calls: loaddistributor/rpc and loaddistributor/lookup serve the requests, and an
 // Adaptor makes the calls to the adaptor.

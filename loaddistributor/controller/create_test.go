@@ -41,7 +41,7 @@ func fails(code codes.Code, reason string) OmegaMatcher {
 }
 
 var _ = Describe("A dry run of a creation", func() {
-	It("says how the topic would be placed, or why it cannot be, and does nothing", func() {
+	It("answers how the topic would be placed, or why it cannot be, and does nothing", func() {
 		c := newCluster(setup{})
 		node := agenttest.New()
 		c.join("b1", 600, node)
@@ -227,7 +227,7 @@ var _ = Describe("Creating a topic", func() {
 	})
 
 	Describe("when it fails", func() {
-		It("says what bound an infeasible one hits, and leaves nothing", func() {
+		It("reports what bound an infeasible one hits, and leaves nothing", func() {
 			c := newCluster(setup{})
 			_, _, err := c.create(context.Background(), spec("t", 10, 5), "")
 			Expect(err).To(fails(codes.ResourceExhausted, rpc.ReasonInfeasible))
@@ -267,7 +267,7 @@ var _ = Describe("Creating a topic", func() {
 			Eventually(hasTopic(b2.node, "t")).Should(BeFalse())
 		})
 
-		It("rolls back when a broker goes away meanwhile", func() {
+		It("rolls back when a broker disconnects meanwhile", func() {
 			c := newCluster(setup{})
 			b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
 			entered, release := b2.hang()
@@ -284,7 +284,7 @@ var _ = Describe("Creating a topic", func() {
 			Eventually(stopped).Should(BeClosed())
 			c.nothingLeft("t", b1)
 
-			// The broker is told when it is back, because its node still has the topic.
+			// The broker gets the order when it is back, because its node still has the topic.
 			b2.node.Sabotage(nil, nil)
 			Expect(hasTopic(b2.node, "t")()).To(BeTrue())
 			c.join("b2", 60, b2.node)
@@ -293,7 +293,7 @@ var _ = Describe("Creating a topic", func() {
 
 		It("rolls back when the brokers cannot reach the adaptor", func() {
 			ln := listen("127.0.0.1:0")
-			defer ln.Close() // accepts connections and says nothing
+			defer ln.Close() // accepts connections and sends nothing
 			c := newCluster(setup{grantAddress: ln.Addr().String(), prepareTimeout: time.Second})
 			b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
 			_, _, err := c.create(context.Background(), spec("t", 100, 5), "")
@@ -302,7 +302,7 @@ var _ = Describe("Creating a topic", func() {
 			c.nothingLeft("t", b1, b2)
 		})
 
-		It("rolls back when the adaptor refuses, and when it is away", func() {
+		It("rolls back when the adaptor refuses, and when it is unavailable", func() {
 			gate := &gate{}
 			c := newCluster(setup{prepareTimeout: time.Second, wrap: gate.wrap})
 			b1 := c.join("b1", 60, agenttest.New())

@@ -45,7 +45,7 @@ type creation struct {
 //
 // With a key, a repeated request returns the topic or joins the running creation. When
 // the contexts of all callers that wait for a creation have ended, the creation is rolled
-// back. Create calls tell with each step; an error of tell counts as the end of the
+// back. Create calls report with each step; an error of report counts as the end of the
 // context.
 //
 // With a broker (on), the topic is placed on that broker alone and uses none of its

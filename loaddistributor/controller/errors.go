@@ -30,7 +30,7 @@ var (
 	// ErrBrokerGone: the broker's session ended before it answered.
 	ErrBrokerGone = errors.New("the broker is gone")
 	// ErrBrokerOld: the broker does not support the request.
-	ErrBrokerOld = errors.New("the broker is of an older release, which cannot be asked this")
+	ErrBrokerOld = errors.New("the broker is of an older release, which does not know this request")
 	// ErrNoAnswer: the broker did not answer in time.
 	ErrNoAnswer = reconcile.ErrNoAnswer
 	// ErrUnsteady: brokers came and went so fast that no plan fitted.

@@ -150,7 +150,7 @@ func (m *mover) linger(topic catalog.Topic, id string, now time.Time) {
 }
 
 // retire makes an emptied broker remove the topic. If messages have arrived since the
-// report, for example over HTTP, the broker keeps the topic, and is asked again later.
+// report, for example over HTTP, the broker keeps the topic, and gets the order again later.
 // With forced the broker removes the topic in any case. After a crash in between, the
 // broker no longer lists the topic, which counts as empty.
 func (m *mover) retire(name, id string, forced bool) operation {
@@ -232,10 +232,10 @@ func (m *mover) settle(now time.Time) {
 }
 
 // If a broker is gone, its messages of a replicated topic are not lost: another broker
-// takes them over. Able brokers are asked in turn.
+// takes them over. Able brokers get the order in turn.
 
-// takersTurn is the time for one broker to take a topic over before the next broker is
-// asked.
+// takersTurn is the time for one broker to take a topic over before the next broker gets
+// the order.
 const takersTurn = 30 * time.Second
 
 // takesOver reports whether brokers take over the topic's messages.
@@ -243,7 +243,7 @@ func (m *mover) takesOver(topic catalog.Topic) bool {
 	return topic.Spec.Durability == catalog.DurabilityReplicated && m.cfg.TakeOverAfter >= 0
 }
 
-// taker returns the broker to ask now to take over a replicated topic from a broker that
+// taker returns the broker that now takes over a replicated topic from a broker that
 // is gone or may be gone; "": none.
 func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) string {
 	if !m.takesOver(topic) {
@@ -270,14 +270,14 @@ func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) s
 	return able[turn%int64(len(able))]
 }
 
-// takeOver is a take-over: the broker that was asked, and when the former broker
+// takeOver is a take-over: the broker that got the order, and when the former broker
 // disconnected.
 type takeOver struct {
 	broker       string
 	disconnected time.Time
 }
 
-// recordTakeOver records that a broker was asked.
+// recordTakeOver records that a broker got the order.
 func (m *mover) recordTakeOver(topic, gone, broker string) {
 	l := m.topics.entry(topic)
 	if l.takeOvers == nil {
@@ -286,7 +286,7 @@ func (m *mover) recordTakeOver(topic, gone, broker string) {
 	l.takeOvers[gone] = takeOver{broker, m.brokers.disconnectedSince[gone]}
 }
 
-// unfinished reports whether the broker that was asked, and may have part of the
+// unfinished reports whether the broker that got the order, and may have part of the
 // messages, is itself gone. Its messages are taken over first, to keep each publisher's
 // order.
 func (m *mover) unfinished(topic catalog.Topic, gone string) bool {

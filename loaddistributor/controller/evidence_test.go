@@ -86,7 +86,7 @@ var _ = Describe("A broker whose session ends", func() {
 		Expect(r.Freed).To(Equal([]string{"b2"}))
 	})
 
-	It("and is dead has no part in a rule that follows the traffic, and the adaptor is not told of it again and again", func() {
+	It("and is dead has no part in a rule that follows the traffic, and the adaptor does not get the same weights again and again", func() {
 		rule = "sqrt"
 		begin(accepts)
 		ends(refuses, refuses)
@@ -121,7 +121,7 @@ var _ = Describe("A broker whose session ends", func() {
 		"takes connections":    {accepts, accepts},
 		"has one port for all": {refuses, accepts},
 	} {
-		It("and "+what+" may live: nothing is anybody else's before the lease is over", func() {
+		It("and "+what+" may live: no other broker gets its share before the lease is over", func() {
 			begin(accepts)
 			ends(ports[0], ports[1])
 			<-time.After(10 * time.Second) // virtual
@@ -130,7 +130,7 @@ var _ = Describe("A broker whose session ends", func() {
 		})
 	}
 
-	It("and whose ports were never seen to accept may live, whatever they say", func() {
+	It("and whose ports were never seen to accept may live, whatever they answer", func() {
 		begin(refuses)
 		ends(refuses, refuses)
 		<-time.After(10 * time.Second) // virtual

@@ -167,8 +167,8 @@ func (p *pipeline) mayHold(name string) (ids, strict []string) {
 	return ids, strict
 }
 
-// noteUnconfirmed stores the adaptor's knowledge of shares beyond contracts, and tells a
-// restarted adaptor which brokers may still use a removed contract. done means that
+// noteUnconfirmed stores the adaptor's knowledge of shares beyond contracts, and sends a
+// restarted adaptor the brokers that may still use a removed contract. done means that
 // nothing has changed.
 func (c *contracts) noteUnconfirmed(shares []*srtmv1.TopicShares) (done bool) {
 	byTopic := map[string]*srtmv1.TopicShares{}

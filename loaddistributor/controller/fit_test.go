@@ -480,10 +480,10 @@ var _ = Describe("Fitting", func() {
 			Expect(first.Assignments).To(HaveLen(100))
 			w.run()
 			Eventually(c.state("t")).Should(HavePrefix("DEGRADED: 50 publishers not placed yet"))
-			told, err := watch.Recv()
+			got, err := watch.Recv()
 			Expect(err).NotTo(HaveOccurred())
-			Expect(told.Assignments).To(HaveLen(50))
-			for _, a := range told.Assignments {
+			Expect(got.Assignments).To(HaveLen(50))
+			for _, a := range got.Assignments {
 				Expect(a.BrokerId + a.TcpAddress + a.HttpAddress).To(BeEmpty())
 				Expect(a.Epoch).To(BeNumerically(">", topic.Epoch))
 			}
@@ -556,7 +556,7 @@ var _ = Describe("Fitting", func() {
 		Expect(c.publishersByBroker("t", 100)).To(Equal(map[string]int{"b1": 50, "b2": 50}))
 	})
 
-	It("is traced, and so are operations on topics, below the request that asked for them", func() {
+	It("is traced, and so are operations on topics, below the request that caused them", func() {
 		spans := tracetest.NewSpanRecorder()
 		provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
 		c := newCluster(setup{config: func(cfg *controller.Config) { fast(cfg); cfg.Traces = provider }})
@@ -609,7 +609,7 @@ var _ = Describe("Fitting", func() {
 		))
 	})
 
-	It("is off unless it is asked for", func() {
+	It("is off unless a request has it", func() {
 		c := newCluster(setup{})
 		c.join("b1", 600, agenttest.New())
 		c.mustCreate(order())

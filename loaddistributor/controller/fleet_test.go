@@ -28,7 +28,7 @@ func fleetOf(t *testing.T) (c *Controller, log *strings.Builder, announced *[]sh
 	return c, log, announced
 }
 
-// planTopic asks the planner to place a topic.
+// planTopic places a topic with the planner.
 func (c *Controller) planTopic(t *testing.T, name string, rate int64) error {
 	spec := &catalog.Spec{
 		Demand:    placement.Demand{Topic: name, Rate: rate, RateMilli: rate * 1000, Burst: 10, Groups: []placement.Group{{Key: "g", Count: 10, Rate: float64(rate) / 10}}},

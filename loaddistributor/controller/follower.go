@@ -16,7 +16,7 @@ import (
 // milliseconds. If it cannot read the store, it answers from the last state, and denies
 // nothing: a missing topic may have been created.
 
-// knowledge says how complete this process's catalog is. The controller's lock guards
+// knowledge is how complete this process's catalog is. The controller's lock guards
 // knowledge, and the caller of a method holds the lock for reading.
 type knowledge struct {
 	leader   func() string // set once; returns the leader's address; nil: not a follower

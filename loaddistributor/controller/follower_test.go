@@ -30,14 +30,14 @@ var _ = Describe("A follower", func() {
 		Expect(informed).To(BeFalse())
 		c.Cut(errors.New("of no news to it"))
 		c.Reset(catalog.New())
-		c.Reset(catalog.New()) // as after the store was away
+		c.Reset(catalog.New()) // as after an outage of the store
 		Expect(changed).To(BeClosed())
 		informed, changed = c.View().Informed()
 		Expect(informed).To(BeTrue())
 		Expect(c.View().Ready()).To(Succeed())
 		Expect(asks()).To(HaveEach(MatchError(catalog.ErrTopicUnknown)))
 		// The part that it can no longer read may contain news.
-		c.Cut(errors.New("the store is away"))
+		c.Cut(errors.New("the store is unavailable"))
 		Expect(changed).To(BeClosed())
 		informed, _ = c.View().Informed()
 		Expect(informed).To(BeFalse())

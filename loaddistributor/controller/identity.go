@@ -69,7 +69,7 @@ func (b *brokers) claim(s *Session, lease time.Duration) error {
 		h.refused.add(s)
 		if open != nil {
 			// If the owner is alive, it answers. The refused process tries again, and
-			// then the owner has been heard in between.
+			// then the owner has answered in between.
 			open.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Recall{Recall: &srtmv1.RecallTopics{}}})
 		}
 	}

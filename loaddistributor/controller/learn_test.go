@@ -267,7 +267,7 @@ var _ = Describe("An open topic", func() {
 		Expect(c.broker("b1").Allocated).To(Equal(3 * rpc.DefaultReservation.Rate))
 	})
 
-	It("follows what is offered as far as its tenant's limit, and says so", func() {
+	It("follows what is offered as far as its tenant's limit, and reports that", func() {
 		c := newCluster(setup{config: func(cfg *controller.Config) {
 			slow(cfg)
 			cfg.TenantRates = map[string]tokenbucket.Rate{"acme": tokenbucket.PerSecond(30)}

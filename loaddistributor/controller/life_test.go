@@ -54,7 +54,7 @@ var _ = Describe("A broker of a topic", func() {
 		Expect(before.Share).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 5}), "the data path outlives the control plane")
 	})
 
-	It("that goes leaves publishers without a broker, which is said, counted, and not within the SLO", func() {
+	It("that goes leaves publishers without a broker, which is reported, counted, and not within the SLO", func() {
 		data := &store.Memory{}
 		c = newCluster(setup{data: data})
 		b1 = c.join("b1", 60, agenttest.New())
@@ -87,7 +87,7 @@ var _ = Describe("A broker of a topic", func() {
 		Eventually(func() *bool { return status().SloMet }).Should(HaveValue(BeTrue()))
 	})
 
-	It("that does not come back is said to keep its share, which is freed on an operator's word, and no other broker is blamed", func() {
+	It("that does not come back is reported to keep its share, which an operator frees, and no other broker is blamed", func() {
 		begin()
 		b2.stop()
 		late := histogram.NewLatency()
@@ -102,7 +102,7 @@ var _ = Describe("A broker of a topic", func() {
 		Eventually(c.state("t")).Should(And(HavePrefix("DEGRADED: broker b2 is gone; 50 of 100 "), HaveSuffix("; the SLO is missed, most on broker b1")))
 	})
 
-	It("that has not come back after a restart of the control plane is said to hold up its topics' shares", func() {
+	It("that has not come back after a restart of the control plane is reported to hold up its topics' shares", func() {
 		data := &store.Memory{}
 		c = newCluster(setup{data: data})
 		b1 = c.join("b1", 60, agenttest.New(), instance("one"))
@@ -114,7 +114,7 @@ var _ = Describe("A broker of a topic", func() {
 		c.stop()
 		c = newCluster(setup{data: data, address: address, config: func(cfg *controller.Config) { cfg.EvacuateAfter = 20 * time.Second }})
 		Eventually(c.state("t"), "30s").Should(MatchRegexp(
-			"^DEGRADED: broker b2 is gone; 50 of 100 publishers have no broker, since 20.*; the SLO is missed; no share grows before b2, gone since 20.* or earlier, says what it holds; restart it, or `srtm share forget b2`$"))
+			"^DEGRADED: broker b2 is gone; 50 of 100 publishers have no broker, since 20.*; the SLO is missed; no share grows before b2, gone since 20.* or earlier, reports what it holds; restart it, or `srtm share forget b2`$"))
 		r := c.forget("b2")
 		Expect(r[0].Share).To(BeNil())
 		Eventually(c.state("t")).Should(HavePrefix("DEGRADED: broker b2 is gone"))
@@ -146,7 +146,7 @@ var _ = Describe("A broker of a topic", func() {
 		Eventually(refused).Should(Receive())
 		Eventually(c.state("t")).Should(Equal("DEGRADED: broker b2 has not prepared the topic"))
 		node.Sabotage(nil, nil)
-		c.join("b2", 60, node, instance("two again")) // a new session asks at once
+		c.join("b2", 60, node, instance("two again")) // a new session sends a request at once
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
 	})
 
@@ -229,7 +229,7 @@ var _ = Describe("An adaptor of its own", func() {
 		c.nothingLeft("t", b1, b2)
 	})
 
-	It("that restarts while a broker is away changes no share before the broker has called", func() {
+	It("that restarts while a broker is disconnected changes no share before the broker has called", func() {
 		ln := listen("127.0.0.1:0")
 		address := ln.Addr().String()
 		first, _ := startAdaptor(ln)
@@ -329,7 +329,7 @@ var _ = Describe("An adaptor of its own", func() {
 		}
 	})
 
-	It("that restarts, and then hears of a topic from a broker that was away when it was deleted, forgets it", func() {
+	It("that restarts, and then learns of a topic from a broker that was disconnected when it was deleted, forgets it", func() {
 		ln, data := listen("127.0.0.1:0"), &store.Memory{}
 		address := ln.Addr().String()
 		first, _ := startAdaptor(ln)
@@ -347,13 +347,13 @@ var _ = Describe("An adaptor of its own", func() {
 		first.stop()
 		_, second := startAdaptor(listen(address))
 		l.reach()
-		Eventually(func() []string { return second.State().Connected }, "30s").Should(ContainElement("b1"), "it hears of it first")
+		Eventually(func() []string { return second.State().Connected }, "30s").Should(ContainElement("b1"), "it learns of the topic first")
 		c = newCluster(setup{adaptorAddress: address, data: data, address: c.address})
 		Eventually(func() bool { return c.broker("b1").Connected }, "30s").Should(BeTrue())
 		c.nothingLeft("t", b1, b2)
 	})
 
-	It("that is away while a topic is deleted is told when it is back", func() {
+	It("that is disconnected while a topic is deleted gets the order when it is back", func() {
 		ln := listen("127.0.0.1:0")
 		address := ln.Addr().String()
 		startAdaptor(ln)
@@ -417,7 +417,7 @@ var _ = Describe("Deleting a topic", func() {
 		c.nothingLeft("t", b)
 	})
 
-	It("leaves a broker that is away for later", func() {
+	It("leaves a disconnected broker for later", func() {
 		c := newCluster(setup{})
 		b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New(), instance("two"))
 		c.mustCreate(spec("t", 100, 10))
@@ -432,7 +432,7 @@ var _ = Describe("Deleting a topic", func() {
 		c.nothingLeft("t", b1, b2)
 	})
 
-	It("does not bring it back under its name, from a broker that could not be told", func() {
+	It("does not bring it back under its name, from a broker that was disconnected", func() {
 		c := newCluster(setup{})
 		b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
 		old := spec("t", 100, 10)
@@ -479,7 +479,7 @@ var _ = Describe("Deleting a topic", func() {
 })
 
 var _ = Describe("Watching", func() {
-	It("tells of a topic that is paced later, and its brokers are told, too", func() {
+	It("reports a topic that is paced later, also to its brokers", func() {
 		c := newCluster(setup{})
 		b := c.join("b1", 60, agenttest.New())
 		s := spec("t", 50, 10)
@@ -557,7 +557,7 @@ var _ = Describe("Watching", func() {
 		Expect(next()).To(Equal("g.49 b1false; "))
 	})
 
-	It("never holds up the controller, and tells a slow one only how it stands", func() {
+	It("never holds up the controller, and sends a slow watcher only the latest state", func() {
 		c := newCluster(setup{})
 		b1 := c.join("b1", 20_000, agenttest.New())
 		c.mustCreate(spec("t", 6000, 10))
@@ -688,7 +688,7 @@ var _ = Describe("The stats of a topic", func() {
 		Expect(c.control.View().State().Version).To(Equal(version), "no verdict is kept")
 	})
 
-	It("say what fraction of the p99 is access delay, pooled over the deliveries", func() {
+	It("report what fraction of the p99 is access delay, pooled over the deliveries", func() {
 		c := newCluster(setup{})
 		b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
 		c.mustCreate(spec("t", 100, 10))
@@ -802,10 +802,10 @@ var _ = Describe("A broker's id", func() {
 		Entry("does not go to a process without a lock", hello{"one", "", 5}, hello{"two", "", 6}, used()),
 		Entry("goes to a later session of the process", hello{"one", "l", 5}, hello{"one", "l", 6}, nil),
 		Entry("does not go to an earlier session of the process", hello{"one", "l", 5}, hello{"one", "l", 4}, MatchError(identity.ErrReplaced)),
-		Entry("goes to a session of a process that says no time", hello{"one", "", 0}, hello{"one", "", 0}, nil),
+		Entry("goes to a session of a process that reports no time", hello{"one", "", 0}, hello{"one", "", 0}, nil),
 	)
 
-	It("is shown with the process that was refused, and the owner is asked to answer", func() {
+	It("is shown with the process that was refused, and the owner gets a request", func() {
 		begin()
 		first := testkit.Result(join(hello{"one", "l", 5})).Must(GinkgoTB())
 		_, err := join(hello{"two", "m", 6})

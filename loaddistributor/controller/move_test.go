@@ -28,7 +28,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
-// disconnected collects the publishers that a broker was told to disconnect.
+// disconnected collects the publishers that the controller orders a broker to disconnect.
 func disconnected(to chan []string) func(*agent.Config) {
 	return func(cfg *agent.Config) {
 		cfg.DrainPublishers = func(topic string, ids map[string]bool) int {
@@ -98,7 +98,7 @@ var _ = Describe("Updating a topic", func() {
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
 	})
 
-	It("tells brokers of another SLO and other channels", func() {
+	It("sends brokers another SLO and other channels", func() {
 		c := newCluster(setup{})
 		node := c.node("b1", 600)
 		c.mustCreate(spec("t", 400, 10))
@@ -257,7 +257,7 @@ var _ = Describe("Updating a topic", func() {
 		Expect(c.update(spec("nothing", 1, 1))).Error().To(failsWith(codes.NotFound))
 	})
 
-	It("tells those who watch, who joined and who moved", func() {
+	It("reports to watchers which publishers joined and moved", func() {
 		c := newCluster(setup{})
 		c.join("b1", 600, agenttest.New())
 		c.mustCreate(spec("t", 4, 10))
@@ -354,7 +354,7 @@ var _ = Describe("Consumers of a topic that moves", func() {
 	}
 	where := func() map[string]int { return c.publishersByBroker("t", 4) }
 
-	It("are told to look again, and publishers wait for them", func() {
+	It("are disconnected to look again, and publishers wait for them", func() {
 		begin()
 		c.drain("b1")
 		Eventually(nudges).Should(Receive(Equal([]string{"b", "c", "t", "b1"})))
@@ -383,7 +383,7 @@ var _ = Describe("Consumers of a topic that moves", func() {
 		Eventually(where).Should(Equal(map[string]int{"b2": 4}))
 	})
 
-	It("are not waited for longer than was said", func() {
+	It("are not waited for longer than the request allows", func() {
 		begin()
 		c.drain("b1")
 		Consistently(where, "7900ms").Should(Equal(map[string]int{"b1": 4}))
@@ -453,7 +453,7 @@ var _ = Describe("A broker that drains", func() {
 		nodes, _, _ := c.control.View().Producers("t")
 		Expect(nodes).To(HaveLen(2))
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "250/1", "b2": "9750/9"}))
-		// Reports say that the topic is empty, but messages have come since.
+		// Reports show that the topic is empty, but messages have come since.
 		n1.Use("t", true)
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})
 		Consistently(hasTopic(n1, "t"), "200ms").Should(BeTrue())
@@ -546,7 +546,7 @@ var _ = Describe("What a drain waits for", func() {
 		Eventually(func() map[string]int { return c.publishersByBroker("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
 	}
 
-	It("is consumers, who are told to come, and then it is safe to stop", func() {
+	It("is consumers, which are disconnected to look again, and then it is safe to stop", func() {
 		retired(setup{}, &srtmv1.TopicStats{Topic: "t", Depth: 3, Backlog: 4}, "main")
 		Expect(c.broker("b2").SafeToStop).To(BeFalse(), "it does not drain")
 		Eventually(waits).Should(Equal([]string{"t: consumers have not finished 7 messages; connected: 0 consumers"}))
@@ -557,7 +557,7 @@ var _ = Describe("What a drain waits for", func() {
 		Eventually(waits).Should(Equal([]string{"safe"}))
 	})
 
-	It("is a paused channel, which the operator is told to unpause", func() {
+	It("is a paused channel, with the remedy to unpause it", func() {
 		retired(setup{}, &srtmv1.TopicStats{Topic: "t", Depth: 3, Subscribers: 1}, "main", "other")
 		Eventually(waits).Should(Equal([]string{"t: consumers have not finished 3 messages; connected: 1 consumer"}))
 		Expect(c.broker("b1").Waits[0].Remedy).To(Equal("--force to lose what no consumer takes"))
@@ -611,7 +611,7 @@ var _ = Describe("What a drain waits for", func() {
 		c.join("b2", 100, n2)
 		c.join("b3", 200, agenttest.New())
 		c.drain("b1")
-		Eventually(waits).Should(ContainElement(ContainSubstring("t: its publishers fit nowhere else: infeasible: 400 msg/s asked for")))
+		Eventually(waits).Should(ContainElement(ContainSubstring("t: its publishers fit nowhere else: infeasible: 400 msg/s requested")))
 		force()
 		c.drain("b1") // the drain is not forced any more
 		Consistently(func() map[string]int { return c.publishersByBroker("t", 400) }, "6s").Should(Equal(map[string]int{"b1": 400}))
@@ -680,7 +680,7 @@ var _ = Describe("A broker's capacity", func() {
 	})
 })
 
-var _ = Describe("A broker that is away for long", func() {
+var _ = Describe("A broker that is disconnected for long", func() {
 	It("has its publishers placed elsewhere, and keeps its part until it is back", func() {
 		c := newCluster(setup{config: func(cfg *controller.Config) { cfg.EvacuateAfter = 50 * time.Millisecond }})
 		n1, n2 := agenttest.New(), agenttest.New()

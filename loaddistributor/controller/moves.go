@@ -21,7 +21,7 @@ import (
 // the old brokers learn which publishers have moved, and end these connections at a
 // message boundary, so that publishers that do not watch reconnect. A reminder follows.
 // Publishers that watch get a grace period first. A broker without publishers
-// of the topic retires. After consumers have taken its messages, the broker is told to
+// of the topic retires. After consumers have taken its messages, the broker gets the order to
 // remove the topic, and does so unless new messages have arrived. If this process crashes
 // after the move, publishers that do not watch stay on the old broker, which serves them.
 
@@ -280,7 +280,7 @@ type reminder struct {
 	time   time.Time
 }
 
-// disconnect tells brokers to disconnect moved publishers, watched publishers after a
+// disconnect orders brokers to disconnect moved publishers, watched publishers after a
 // grace period. It remembers the moves and returns the number of moved publishers.
 func (c *change) disconnect(old, now *catalog.Placement) int {
 	name, start, cause := c.op.name, time.Now(), c.op.cause // a copy, because moves outlive the change

@@ -44,7 +44,7 @@ var _ = Describe("The moves of a topic's publishers", func() {
 		return r
 	}
 
-	It("say who, from where to where, why, and by whom", func() {
+	It("report who, from where to where, why, and by whom", func() {
 		c := newCluster(setup{config: func(cfg *controller.Config) { cfg.EvacuateAfter = 100 * time.Millisecond }})
 		c.join("b1", 600, agenttest.New())
 		c.mustCreate(spec("t", 4, 10))

@@ -76,7 +76,7 @@ func replicatedOnTwo(t *testing.T) (c *Controller, topic catalog.Topic, now time
 	return c, topic, now
 }
 
-// Brokers are asked in turn to take over messages of another broker, also once the other broker is
+// Brokers are ordered in turn to take over messages of another broker, also once the other broker is
 // back without the topic.
 func TestTakersHaveTurns(t *testing.T) {
 	c, topic, now := replicatedOnTwo(t)
@@ -129,7 +129,7 @@ func TestAProfileTakesNothingOfAnotherTopic(t *testing.T) {
 	}
 }
 
-// A caller that sees a broker drain also sees who asked for the drain.
+// A caller that sees a broker drain also sees who requested the drain.
 func TestWhoHasABrokerDrainedIsKnownAtOnce(t *testing.T) {
 	c := idle(t, 1)
 	stop, ended := make(chan struct{}), make(chan error, 1)

@@ -76,7 +76,7 @@ var _ = Describe("A dead broker", func() {
 		}
 	})
 
-	It("that comes back while it is removed is told so: nothing that it holds is forgotten before", func() {
+	It("that comes back while it is removed learns of the removal: nothing that it holds is forgotten before", func() {
 		c = newCluster(setup{config: soon, wrap: func(a controller.Adaptor) controller.Adaptor {
 			return forgetting{a, func() {
 				c.arrive("b2", 60, agenttest.New())
@@ -96,7 +96,7 @@ var _ = Describe("A dead broker", func() {
 		Eventually(func() bool { return c.broker("b2").GetConnected() }, "30s").Should(BeTrue(), "as a new one")
 	})
 
-	It("that was removed and lives is told so, gives up what it holds, and joins anew", func() {
+	It("that was removed and lives learns of the removal, gives up what it holds, and joins anew", func() {
 		begin("")
 		c.join("b1", 60, agenttest.New())
 		disk, err := agent.OpenFiles(GinkgoT().TempDir())
@@ -104,14 +104,14 @@ var _ = Describe("A dead broker", func() {
 		b2 := c.join("b2", 60, agenttest.New(), func(cfg *agent.Config) { cfg.Store = disk })
 		c.mustCreate(spec("t", 100, 10))
 		Expect(disk.Load()).To(HaveLen(1))
-		// The broker is cut off: the next leader does not hear from it.
+		// The broker is cut off: the next leader receives nothing from it.
 		address := c.address
 		c.stop()
 		c = newCluster(setup{data: data, address: "127.0.0.1:9999", config: soon})
 		c.join("b1", 60, agenttest.New())
 		c.join("b3", 60, agenttest.New())
 		Eventually(func() string { _, err := remove("b2"); return status.Convert(err).Message() }).Should(BeEmpty())
-		Expect(held(b2)).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 5}), "it was not told")
+		Expect(held(b2)).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 5}), "it does not know of the removal")
 		c.stop()
 
 		begin(address)

@@ -160,7 +160,7 @@ func (p *pipeline) identity(topic catalog.Topic) *srtmv1.TopicIdentity {
 	return &srtmv1.TopicIdentity{Log: p.next.Log(), Created: topic.Created}
 }
 
-// announce tells connected brokers whether the topic retires from them.
+// announce reports to connected brokers whether the topic retires from them.
 func (q *requests) announce(name string, spec *catalog.Spec, brokers []string, now time.Time) {
 	for _, id := range brokers {
 		if s := q.brokers.sessions[id]; s != nil {
@@ -177,7 +177,7 @@ func (q *requests) remove(s *Session, r request, unused bool) {
 	}}})
 }
 
-// takeOver asks a broker to take over another broker's messages of a topic.
+// takeOver orders a broker to take over another broker's messages of a topic.
 func (q *requests) takeOver(s *Session, r request, from string) {
 	r.owners = true
 	order := &srtmv1.TakeOver{Request: q.brokers.expect(s, r), Topic: r.topic, FromBrokerId: from}
@@ -196,7 +196,7 @@ func (q *requests) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (r
 	r := s.requests[p.Request]
 	switch {
 	case r == nil && p.Request > q.brokers.lastRequest:
-		return nil, nil, &BadMessage{Field: "prepare_result.request", Problem: fmt.Sprintf("%d was never asked", p.Request)}
+		return nil, nil, &BadMessage{Field: "prepare_result.request", Problem: fmt.Sprintf("%d was never sent", p.Request)}
 	case r == nil, r.answered:
 		return nil, nil, nil // late: the request was repeated
 	}

@@ -87,7 +87,7 @@ var _ = Describe("The admin service", func() {
 		Expect(c.admin.GetTopic(context.Background(), &srtmv1.GetTopicRequest{Name: "t9"})).Error().To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 	})
 
-	It("lists brokers by id, in pages where they are asked for", func() {
+	It("lists brokers by id, in pages if the request has a page size", func() {
 		c := newCluster(setup{})
 		for i := range 5 {
 			c.join(fmt.Sprint("b", i), 100, agenttest.New())

@@ -133,7 +133,7 @@ var _ = Describe("A slow journal", func() {
 var _ = Describe("A restart with a slow broker", func() {
 	// Each request was repeated when its time was over, and the answer to the first request was ignored.
 	// A broker that needed longer for all topics than the time limit never became complete.
-	It("asks for each topic once", func() {
+	It("requests each topic once", func() {
 		const topics = 30
 		data := &store.Memory{}
 		set := setup{data: data, prepareTimeout: 5 * time.Second}
@@ -196,10 +196,10 @@ var _ = Describe("A restart of the loaddistributor", func() {
 	It("that has lost its store leaves publishers where they are, and denies what no broker holds", func() {
 		first := newCluster(setup{data: &store.Memory{}})
 		first.join("b1", 60, agenttest.New())
-		away := first.join("b2", 60, agenttest.New())
+		absent := first.join("b2", 60, agenttest.New())
 		first.mustCreate(spec("t", 100, 10))
 		first.stop()
-		away.stop()
+		absent.stop()
 		second := newCluster(setup{data: &store.Memory{}, address: first.address, config: func(cfg *controller.Config) { cfg.Grace = 15 * time.Second }})
 		resolved := func(topic string) error {
 			_, err := second.resolve(topic, "g.7")
@@ -278,7 +278,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(places(third, "t", 100)).To(Equal(was))
 	})
 
-	It("that has lost its store gets it back from an export, with everybody where they were", func() {
+	It("that has lost its store gets it back from an export, with every publisher where it was", func() {
 		first := newCluster(setup{data: &store.Memory{}})
 		first.join("b1", 60, agenttest.New())
 		first.join("b2", 60, agenttest.New())
@@ -368,7 +368,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 	})
 
 	// The broker may hold a share. The next adaptor learns of the share only from the broker.
-	DescribeTable("rolls back a creation that no caller was told of", func(granted bool) {
+	DescribeTable("rolls back a creation that no caller knows of", func(granted bool) {
 		data := &store.Memory{}
 		first := newCluster(setup{data: data})
 		node := agenttest.New()

@@ -65,7 +65,7 @@ var _ = Describe("A seek", func() {
 		c.mustCreate(s)
 	}
 
-	It("is carried out by the topic's brokers, each of which says what became of it", func() {
+	It("is carried out by the topic's brokers, each of which reports the outcome", func() {
 		ready()
 		Expect(seek("t", "main", begin, "")).To(Equal([]string{"b1", "b2"}))
 		Expect(seek("t", "main", offset, "b2")).To(Equal([]string{"b2"}))
@@ -74,7 +74,7 @@ var _ = Describe("A seek", func() {
 		Expect(seek("t", "other", begin, "")).Error().To(fails(codes.NotFound, rpc.ReasonChannelUnknown))
 	})
 
-	It("is refused before any broker is asked", func() {
+	It("is refused before any broker gets a request", func() {
 		ready()
 		for _, bad := range []struct {
 			topic, only string
@@ -99,7 +99,7 @@ var _ = Describe("A seek", func() {
 		Expect(seek("t", "main", begin, "b1")).To(Equal([]string{"b1"}))
 	})
 
-	It("says of each broker what became of it, also where another did not answer", func() {
+	It("reports the outcome of each broker, also where another did not answer", func() {
 		ready()
 		b1.stop()
 		pose("b1", true)

@@ -104,8 +104,8 @@ var _ = Describe("A contract that is lowered", func() {
 		away.set(true)
 		Eventually(func() bool { return c.broker("b1").Connected }).Should(BeFalse())
 	}
-	// recorded returns the topic's state in the catalog, which a restart keeps. GetTopic also asks the
-	// adaptor, so GetTopic may say ACTIVE before the catalog does.
+	// recorded returns the topic's state in the catalog, which a restart keeps. GetTopic also queries the
+	// adaptor, so GetTopic may return ACTIVE before the catalog does.
 	recorded := func() srtmv1.TopicState {
 		page, err := c.admin.ListTopics(context.Background(), &srtmv1.ListTopicsRequest{})
 		Expect(err).NotTo(HaveOccurred())
@@ -139,7 +139,7 @@ var _ = Describe("A contract that is lowered", func() {
 		Expect(sum).To(BeNumerically("<=", 60_000))
 	})
 
-	It("is raised at once by what an unheard broker cannot hold, and names that broker until it confirms", func() {
+	It("is raised at once by what a silent broker cannot hold, and names that broker until it confirms", func() {
 		begin()
 		topic, err := c.update(spec("t", 165, 16))
 		Expect(err).NotTo(HaveOccurred())
@@ -212,7 +212,7 @@ var _ = Describe("A contract that is lowered", func() {
 		Eventually(c.state("t")).ShouldNot(HavePrefix("LOWERING"))
 	})
 
-	It("says when a strict broker stops, which then has stopped", func() {
+	It("reports when a strict broker stops, which then has stopped", func() {
 		begin(strictly)
 		gone()
 		topic, err := c.update(lower)
@@ -228,7 +228,7 @@ var _ = Describe("A contract that is lowered", func() {
 		Eventually(c.state("t"), "1s").ShouldNot(HavePrefix("LOWERING"))
 	})
 
-	It("says after a restart when a strict broker stops", func() {
+	It("reports after a restart when a strict broker stops", func() {
 		begin(strictly)
 		<-time.After(time.Second) // the policy is kept
 		gone()
@@ -260,7 +260,7 @@ var _ = Describe("A contract that is lowered", func() {
 		Expect(c.topic("t").Lowering).To(BeNil())
 	})
 
-	It("that is removed after a restart of the adaptor waits for a broker that has said nothing since", func() {
+	It("that is removed after a restart of the adaptor waits for a broker that has sent nothing since", func() {
 		begin()
 		gone()
 		restart()

@@ -448,7 +448,7 @@ func (r *View) Watch(ctx context.Context, topic string, publishers []string, sen
 		err = r.knowledge.deny(r.missing(topic, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)))
 	case first.State == catalog.Preparing || first.State == catalog.Deleting:
 		err = fmt.Errorf("topic %s is %v: %w", topic, first.State, catalog.ErrNotActive)
-	case r.knowledge.cut && len(publishers) > 0: // only a later stream can tell which are unknown
+	case r.knowledge.cut && len(publishers) > 0: // only a later stream knows which are unknown
 		publishers = slices.DeleteFunc(slices.Clone(publishers), func(id string) bool { return first.Placement.Of(id).Unknown })
 		if len(publishers) == 0 {
 			err = catalog.ErrUnread

@@ -148,11 +148,11 @@ func TestStateOutlivesARestart(t *testing.T) {
 	}
 	same("restored")
 	restored.Learn()
-	same("nothing heard")
+	same("nothing received")
 	f.lasts, f.from = 10*time.Second, time.Hour
 	restored.arriveAll(f.messages(seeded(2)))
 	restored.Learn()
-	same("little heard")
+	same("little received")
 	f.lasts, f.from = time.Minute, 2*time.Hour
 	restored.arriveAll(f.messages(seeded(3)))
 	restored.Learn()

@@ -57,9 +57,9 @@
 //
 // A group grows from links, the strongest first, and never along a chain of links:
 //
-//   - A publisher joins a group if it is linked to at least half of the asked members.
-//     Eight members, spread over the group, are asked. In a group with a label, the eight
-//     oldest members are asked.
+//   - A publisher joins a group if it is linked to at least half of the sampled members.
+//     Eight members, spread over the group, are sampled. In a group with a label, the eight
+//     oldest members are sampled.
 //   - Two groups join if this holds in both directions for their members, or for 64
 //     members spread over a group of more than 64. One of sixteen members may fail.
 //   - A publisher that fires with two groups joins the group that it fires with more. The

@@ -24,7 +24,7 @@ type fleet struct {
 	lasts        time.Duration
 	batch        int
 	bursts       time.Duration // within this time each publisher sends twice more
-	holes        bool          // only 2 of 20 seconds are heard
+	holes        bool          // only 2 of 20 seconds are received
 	from         time.Duration
 	name         string
 }

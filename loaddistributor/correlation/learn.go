@@ -26,7 +26,7 @@ const (
 	neighbours = 32 // of one firing, on each side
 	candidates = 12 // compared with a publisher, beside mates of its group
 	mates      = 4
-	maxAsked   = 8  // members asked whether a publisher may join
+	maxSampled = 8  // members that decide whether a publisher may join
 	maxPolled  = 64 // members tried when two clusters may join
 	growth     = 8  // members that a group may gain in one learning, if doubling gains fewer
 	spreads    = 12 // spreads tried for a group of clocks: 1 unit to 2^11
@@ -425,7 +425,7 @@ type clustering struct {
 	clusterOf []*cluster
 	all       []*cluster // the initial clusters; a cluster without members is gone
 	// refused maps a pair of clusters to their joint size when they did not agree. The
-	// pair is asked again once its size has grown by half.
+	// pair is tried again once its size has grown by half.
 	refused map[uint64]int
 }
 
@@ -541,7 +541,7 @@ func (c *clustering) mature(k *cluster) bool {
 	return c.learning-oldest >= Mature
 }
 
-// agree asks members of both clusters for their links; see the package comment.
+// agree counts the links of members of both clusters; see the package comment.
 func (c *clustering) agree(a, b *cluster) bool {
 	half := func(a, b *cluster) bool {
 		n, refused := min(maxPolled, len(a.members)), 0
@@ -557,11 +557,11 @@ func (c *clustering) agree(a, b *cluster) bool {
 	return (len(b.members) == 1 || half(a, b)) && (len(a.members) == 1 && len(b.members) > 1 || half(b, a))
 }
 
-// fits reports whether i is linked to at least half of the asked members. A labelled
-// cluster asks its oldest members, which newer members cannot outnumber. Another cluster
-// asks members spread over it.
+// fits reports whether i is linked to at least half of the sampled members. In a labelled
+// cluster these are the oldest members, which newer members cannot outnumber. In another
+// cluster they are spread over it.
 func (c *clustering) fits(i int32, k *cluster) bool {
-	n := min(maxAsked, len(k.members))
+	n := min(maxSampled, len(k.members))
 	links := 0
 	for s := range n {
 		m := s

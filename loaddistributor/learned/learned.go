@@ -7,8 +7,8 @@
 // Messages are counted over Windows. A publisher's rate is the mean of its rate in the
 // last window and its previous rate, so older windows decay by half with each window. The
 // publisher counts with its highest rate of the last Peaks windows. So a publisher with
-// bursts of seconds is not placed anew with each burst. A publisher heard in two windows
-// is learned. A publisher silent for Forget is forgotten. A publisher counts as silent
+// bursts of seconds is not placed anew with each burst. A publisher with messages in two
+// windows is learned. A publisher silent for Forget is forgotten. A publisher counts as silent
 // only if its broker reports. While a broker does not report, its publishers keep their
 // rates, and the contract does not fall. The contract falls only by windows that all
 // brokers reported, and rises by the report of any broker.

@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Clients that ask for much and do not read cost no more than the bound. A client that reads still
+// Clients that request much and do not read cost no more than the bound. A client that reads still
 // gets its answer.
 func TestWhoDoesNotReadIsCutShort(t *testing.T) {
 	const size, fitting, requests = 8 << 20, 3, 12 // larger than sockets hold

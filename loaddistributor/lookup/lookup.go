@@ -3,7 +3,7 @@
 // without an agent, such as NSQ's own nsqd, register over TCP (nodes.go). directory.go
 // joins the brokers of both sources.
 //
-// The package has no placement logic. A broker produces a topic if the Cluster says so,
+// The package has no placement logic. A broker produces a topic if the Cluster has it,
 // or if the broker registered the topic.
 package lookup
 

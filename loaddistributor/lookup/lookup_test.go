@@ -126,7 +126,7 @@ func (l listless) TopicNames() []string {
 	return nil
 }
 
-// Each consumer looks its topic up some times a second. A lookup asks for one topic only.
+// Each consumer looks its topic up some times a second. A lookup reads one topic only.
 func TestALookupDoesNotListTheCluster(t *testing.T) {
 	d := directory{nodes: []controller.Node{node("b1", "b1.example:4150", "b1.example:4151", "host1", "orders")}}
 	mux := http.NewServeMux()

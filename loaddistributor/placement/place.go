@@ -121,7 +121,7 @@ func (e *Infeasible) bound() string {
 		}
 		return fmt.Sprintf("%s needed, and %d have capacity left", plural.Count(e.Need, "broker"), e.Have)
 	case "rcap":
-		return fmt.Sprintf("%d msg/s asked for, the brokers have %d left", e.Need, e.Have)
+		return fmt.Sprintf("%d msg/s requested, the brokers have %d left", e.Need, e.Have)
 	default:
 		return fmt.Sprintf("%s needed, and %s is %d", plural.Count(e.Need, "broker"), e.Bound, e.Have)
 	}

@@ -123,7 +123,7 @@ func (c *control) acknowledge(grants []ledger.Grant) (sent int) {
 	return sent
 }
 
-// resolve lets a thousand publishers ask for their brokers.
+// resolve lets a thousand publishers look up their brokers.
 func (c *control) resolve(sizes []int) {
 	for range 1000 {
 		i := c.rng.IntN(c.topics)

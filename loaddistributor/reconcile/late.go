@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Late says that publishers move to new brokers although channels have no consumers there yet.
+// Late means that publishers move to new brokers although channels have no consumers there yet.
 type Late struct {
 	Missing map[string][]string // by channel: the new brokers without consumers
 }

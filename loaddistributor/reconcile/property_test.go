@@ -252,7 +252,7 @@ func (w *world) perform(fail bool) {
 		w.handle(Consumers{read, true, fail})
 	case Nudge:
 		if slices.Contains(w.m.fresh(), e.Broker) {
-			w.Fatalf("broker %s is told of consumers that it lacks", e.Broker)
+			w.Fatalf("broker %s gets consumers that it lacks", e.Broker)
 		}
 	case Late:
 		for channel, missing := range e.Missing {
@@ -567,7 +567,7 @@ func TestATopicUnderControl(t *testing.T) {
 		if !w.torn && !maps.Equal(w.shares, setOf(after.Plan.Brokers())) {
 			t.Fatalf("shares of %v for %+v", w.shares, after.Plan)
 		}
-		// The controller tells the adaptor when the two differ.
+		// The controller informs the adaptor when the two differ.
 		w.start(Target{Shared: true})
 		w.quietly()
 		for _, id := range brokers {

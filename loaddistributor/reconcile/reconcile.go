@@ -74,7 +74,7 @@ type Target struct {
 	TakenOverBy  string
 	// Undo reverts a move that another controller began.
 	Undo bool
-	// Forget tells the adaptor again that the topic is gone. OnBrokers means that brokers still
+	// Forget reports to the adaptor again that the topic is gone. OnBrokers means that brokers still
 	// have the topic and may report its contract to the adaptor.
 	Forget, OnBrokers bool
 }
@@ -168,7 +168,7 @@ type Written struct {
 	Halted bool
 }
 
-// Tick says that Due has passed.
+// Tick means that Due has passed.
 type Tick struct{}
 
 // Cancelled means that the caller who requested the creation has given up. Cause is the
@@ -250,7 +250,7 @@ type Write struct {
 	Unconfirmed *catalog.SharesUnconfirmed
 }
 
-// Moved says that publishers now belong to other brokers.
+// Moved means that publishers now belong to other brokers.
 type Moved struct{ From, To catalog.Topic }
 
 // Note is a log line.
@@ -683,7 +683,7 @@ func (t *Topic) answered() []Effect {
 		notes = append(notes, Note{Text: text, Broker: id, Err: t.refused[id], Warn: t.phase == deleting})
 	}
 	if t.finishStep(); t.phase == retiring && len(failed) > 0 {
-		t.finished = true // the controller asks again once the broker is seen to be empty
+		t.finished = true // the controller tries again once the broker is seen to be empty
 	}
 	return notes
 }

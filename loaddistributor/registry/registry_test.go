@@ -63,7 +63,7 @@ func (s *scene) join(host string, port int) ID {
 	return id
 }
 
-// send has a node say a line, and checks the invariants.
+// send has a node send a line, and checks the invariants.
 func (s *scene) send(id ID, line string) error {
 	s.t.Helper()
 	c, n, err := Parse([]byte(line + "\n"))

@@ -196,7 +196,7 @@ func fieldsOf(err error) []string {
 	return fields
 }
 
-// A contract that an update names is fixed. It follows measurements only if the update says so, too,
+// A contract that an update names is fixed. It follows measurements only if the update has that, too,
 // or names neither the rate nor the burst.
 func TestAContractThatIsNamedIsFixed(t *testing.T) {
 	for path, valid := range map[string]bool{

@@ -62,7 +62,7 @@ func (n Need) Reason() string {
 
 // refusal is a demand that placement has refused.
 type refusal struct {
-	rate    int64 // msg/s that the topic has asked for
+	rate    int64 // msg/s that the topic has requested
 	has     int64 // msg/s that the topic has; 0 for a new topic
 	brokers int64 // minimum number of brokers that the topic needs; 0: not known
 	time    time.Time

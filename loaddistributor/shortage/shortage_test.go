@@ -67,7 +67,7 @@ func TestNeedCountsMissingBrokers(t *testing.T) {
 	}
 }
 
-// With the brokers that Need asks for, nothing is lacking any more.
+// With the brokers that Need returns, nothing is lacking any more.
 func TestTheNeededBrokersSuffice(t *testing.T) {
 	for rate := int64(1); rate < 1000; rate += 7 {
 		for _, threshold := range []float64{.3, .8, 1} {

@@ -117,7 +117,7 @@ func TestEtcdComesLate(t *testing.T) {
 	testkit.ErrorIs(t, err, errClosed, "after the end")
 }
 
-// A user's first connection is abandoned when the process is told to stop. Otherwise it may take as
+// A user's first connection is abandoned when the process stops. Otherwise it may take as
 // long as the dial timeout.
 func TestDialingEndsWithItsContext(t *testing.T) {
 	t.Parallel()
@@ -146,12 +146,12 @@ func TestDialingEndsWithItsContext(t *testing.T) {
 func TestAFollowerIsToldThatEtcdIsAway(t *testing.T) {
 	t.Parallel()
 	e, err := NewEtcd(t.Context(), EtcdConfig{
-		Client: clientv3.Config{Endpoints: []string{testkit.Address(t)}, Logger: zap.NewNop()}, Prefix: "/away/", Lease: time.Second,
+		Client: clientv3.Config{Endpoints: []string{testkit.Address(t)}, Logger: zap.NewNop()}, Prefix: "/absent/", Lease: time.Second,
 	})
 	testkit.Must(t, err)
 	t.Cleanup(func() { _ = e.Close() })
 	f := follow(t, e)
-	testkit.WaitFor(t, "told", func() bool {
+	testkit.WaitFor(t, "the news", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return f.cuts > 0

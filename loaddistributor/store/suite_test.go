@@ -210,8 +210,8 @@ func (l *leader) appendEveryEvent() {
 	spec := *from.Spec
 	spec.Demand.Topic = "back"
 	from.Spec, from.Ordered, from.Epoch, from.Key = &spec, &spec, 5000, "other key"
-	away := catalog.BrokerDump{Broker: catalog.Broker{ID: "b7", Mcap: 5, Configured: 5, Draining: true}, Leftovers: []string{"gone"}}
-	l.append(catalog.TopicRestored{TopicDump: from}, catalog.BrokerRestored{BrokerDump: away})
+	absent := catalog.BrokerDump{Broker: catalog.Broker{ID: "b7", Mcap: 5, Configured: 5, Draining: true}, Leftovers: []string{"gone"}}
+	l.append(catalog.TopicRestored{TopicDump: from}, catalog.BrokerRestored{BrokerDump: absent})
 	l.append(catalog.BrokerAbsorbed{ID: "b2", Absorption: catalog.Absorption{Latency: 7 * time.Millisecond, Rate: 5_000_000, Burst: 34}})
 	l.append(joined("b3"), joined("b4"))
 	l.active("many", 0, 1000)
@@ -444,7 +444,7 @@ func TestFollowersOfEtcd(t *testing.T) {
 		return f.version() == l.cat.Version() && late.version() == l.cat.Version()
 	})
 	mustEqual(t, late.cat, l.cat)
-	// On a busy machine the follower may not hear from etcd in time, and start again.
+	// On a busy machine the follower may get no answer from etcd in time, and start again.
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.resets == 0 || f.missed != nil {

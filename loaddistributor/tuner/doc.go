@@ -14,7 +14,7 @@
 // number of brokers, and uses replay.go to avoid traffic where it can.
 //
 // Rebalancing moves publishers of a running topic away from an overloaded broker. A Watch
-// per topic (rebalance.go) says which publishers move, when and where. evidence.go
+// per topic (rebalance.go) decides which publishers move, when and where. evidence.go
 // distinguishes an overloaded broker from a broker whose bucket is too small.
 //
 // Both replay arrivals. trace.go merges the arrivals recorded by a topic's brokers into

@@ -61,7 +61,7 @@ func (e *Evidence) judge(t Suspect, budget float64) (blamed bool, reason string)
 
 // fewest returns how many of the publishers, from the first on, must leave so that the
 // rest keeps the SLO according to the record. It returns false if the record does not
-// tell, or if moving all of them is not enough.
+// suffice, or if moving all of them is not enough.
 //
 // The model of the broker is a bucket with the broker's rate for the topic. Its burst is
 // the smallest burst for which as much of the record waits as was late.

@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// The topic does not keep the captured trace, and the tuner does not ask for it any more.
+// The topic does not keep the captured trace, and the tuner does not request it any more.
 func TestAFitThatIsOverKeepsHowItEnded(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	tuner := NewTuner(Config{Mode: ModeFast, Report: time.Second})

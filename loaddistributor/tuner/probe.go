@@ -143,7 +143,7 @@ type recording struct {
 	start     time.Time
 	trace     *Trace
 	requested map[Session]time.Time // last request, by session
-	// Sessions that sent an invalid piece. The tuner no longer asks or listens to them.
+	// Sessions that sent an invalid piece. The tuner ignores them from then on.
 	untrusted map[Session]bool
 	delivered bool // the search has received some arrivals
 }

@@ -31,7 +31,7 @@ type Setup struct {
 }
 
 // Search searches for a placement. The caller carries out an Action, passes the
-// observation, and asks again, until an Action is final.
+// observation, and gets the next, until an Action is final.
 type Search interface {
 	// Next takes the result of the last action, at first the zero Observation, and returns
 	// the next action.
@@ -95,7 +95,7 @@ type Arrival struct {
 
 // Outcome is the result of a search.
 type Outcome struct {
-	// Fitted: the plan keeps the SLO, as far as the search can tell.
+	// Fitted: the plan keeps the SLO, as far as the search knows.
 	Fitted bool
 	// Infeasible explains why there is no plan, if a bound of the placement was met.
 	Infeasible *placement.Infeasible

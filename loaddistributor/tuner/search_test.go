@@ -385,7 +385,7 @@ func TestFastStaysWithTheFewest(t *testing.T) {
 	}
 }
 
-// If the contract's burst is too small, more brokers do not help, and the search says so.
+// If the contract's burst is too small, more brokers do not help, and the search reports that.
 func TestFastBlamesTheBucket(t *testing.T) {
 	w := newAbsorbing(setup(6, 50, 20, 60), 1000, 5)
 	final := fast(t, w, tuner.FastConfig{})

@@ -135,7 +135,7 @@ func TestTheClearIsSettledSoon(t *testing.T) {
 	}
 }
 
-// Nearer the budget the test asks for more messages, up to the cap, and then takes the safe side.
+// Nearer the budget the test needs more messages, up to the cap, and then takes the safe side.
 func TestNearTheBudgetItAsksForMore(t *testing.T) {
 	_, nothingLate := verdicts(0, 10, 300, 20_000, testkit.Seed(t))
 	counts, fewLate := verdicts(0.002, 10, 300, 20_000, testkit.Seed(t))

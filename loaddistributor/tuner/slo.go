@@ -30,8 +30,8 @@ type Count struct {
 type Verdict struct {
 	// Judged: something was delivered. Otherwise the other fields are zero.
 	Judged bool
-	// Decision: the SLO is met (Within), missed (Beyond), or there are too few messages to
-	// tell (Undecided).
+	// Decision: the SLO is met (Within), missed (Beyond), or there are too few messages
+	// (Undecided).
 	Decision Decision
 	// Blamed is the worst part with a proven fraction above PartFactor budgets; empty:
 	// none.
@@ -60,7 +60,7 @@ type Verdict struct {
 //
 // with a probability of at most Alpha each. Half of the error of a miss belongs to the
 // pooled count, and the parts share the other half (Bonferroni), so the error does not
-// grow with the number of brokers. The error holds for one window: a caller that asks
+// grow with the number of brokers. The error holds for one window: a caller that judges
 // repeatedly must drop a miss when its window has passed. A stall, which makes many
 // messages late together, is a fact about the window; Sequential handles conclusions
 // about the time after the window.

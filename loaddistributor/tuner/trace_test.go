@@ -63,7 +63,7 @@ func TestBrokersAreMergedInOrderOfTime(t *testing.T) {
 	add(t, trace, "a", Piece{Publishers: []string{"7", "8"}, Start: origin + 100*ms, Gaps: []uint64{0, uint64(100 * ms)}, From: []uint32{0, 1}}, origin+250*ms)
 	add(t, trace, "b", Piece{Publishers: []string{"9"}, Start: origin + 150*ms, Gaps: []uint64{0}, From: []uint32{0}}, origin+250*ms)
 	add(t, trace, "a", Piece{Start: origin + 190*ms, Gaps: []uint64{0}, From: []uint32{1}}, origin+2*second)
-	expect(t, trace.Take(origin+2*second)) // b has said nothing since
+	expect(t, trace.Take(origin+2*second)) // b has sent nothing since
 	add(t, trace, "b", Piece{}, origin+2*second)
 	expect(t, trace.Take(origin+2*second), arrivalAt(100, 7), arrivalAt(150, 9), arrivalAt(190, 8), arrivalAt(200, 8))
 	expect(t, trace.Take(origin+2*second))
@@ -140,7 +140,7 @@ func TestLossOnOneBrokerLeavesAHole(t *testing.T) {
 	})
 }
 
-// Nobody takes the trace for a long time, while brokers lose messages all the time. The number of
+// The search does not take the trace for a long time, while brokers lose messages all the time. The number of
 // holes stays small.
 func TestHolesAreFew(t *testing.T) {
 	trace := newStarted(t, "b1", "b2")
