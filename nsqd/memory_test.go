@@ -38,7 +38,7 @@ func TestDefaultIsThreeQuartersOfWhatThereIs(t *testing.T) {
 
 func TestDefaultOfThisMachine(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("only Linux tells by files how much memory there is")
+		t.Skip("only Linux has files with the size of the memory")
 	}
 	if got := defaultLimit(os.DirFS("/")); got < 1<<20 {
 		t.Errorf("%d bytes", got)

@@ -17,7 +17,7 @@ func ExampleBucket_Take() {
 	// Output: 0s 0s 0s 10ms 20ms 30ms
 }
 
-// A caller that cannot wait asks with Admit. The answer to a refusal says when to come back.
+// A caller that cannot wait calls Admit. The answer to a refusal contains when to come back.
 func ExampleBucket_Admit() {
 	bucket := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(2), Burst: 5}, 0)
 	for _, cost := range []int64{4, 3, 1} {

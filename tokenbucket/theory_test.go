@@ -263,7 +263,7 @@ func TestTheoryAgainstSimulatedPoissonArrivals(t *testing.T) {
 				t.Errorf("mean delay %v s is %.1f standard errors from theory's %v", mean, (mean-exact)/se, exact)
 			}
 			if se > exact/10 {
-				t.Errorf("a standard error of %v tells nothing of a mean of %v", se, exact)
+				t.Errorf("a standard error of %v shows nothing of a mean of %v", se, exact)
 			}
 			p := tokenbucket.PDelayed(c.lambda, c.rate, c.burst)
 			mean, se = meanAndError(delayed[:])

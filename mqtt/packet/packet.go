@@ -19,7 +19,7 @@ const (
 	V5   = 5
 )
 
-// RedirectProperty is the name of the user property by which a client asks for server references.
+// RedirectProperty is the name of the user property by which a client requests server references.
 const RedirectProperty = "srtm-redirect"
 
 // Hello is the content of a CONNECT.
@@ -29,7 +29,7 @@ type Hello struct {
 	KeepAlive uint16 // seconds; 0: none
 	Resume    bool   // keep the session of an earlier connection
 	Expiry    uint32 // of the session after the connection, in seconds; 5.0
-	Redirect  bool   // ask the broker for the address of the device's own broker; 5.0
+	Redirect  bool   // request the address of the device's own broker; 5.0
 }
 
 // AppendConnect appends a CONNECT.

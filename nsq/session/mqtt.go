@@ -8,7 +8,7 @@ import "time"
 type Extra struct {
 	Attribute []byte // OpPub: record attribute, see package mqtt/names
 	Publisher []byte // OpPub: publisher that the rule names; empty: the connection's identity
-	Retain    bool   // OpPub: the client asked to retain the message, which the broker ignores
+	Retain    bool   // OpPub: the client requests to retain the message, which the broker ignores
 	Dropped   bool   // OpPub: the properties for receivers do not fit into Attribute, and are lost
 	Source    uint16 // OpFin: number of the source that delivered the message
 

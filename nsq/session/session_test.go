@@ -83,7 +83,7 @@ var _ = Describe("Session", func() {
 			Expect(p.s.Identity().Hostname).To(Equal("h"))
 		})
 
-		It("leaves the server's defaults where the client says nothing, or zero", func() {
+		It("leaves the server's defaults where the client sends nothing, or zero", func() {
 			for _, body := range []string{`{}`, `{"heartbeat_interval":0,"output_buffer_size":0,"output_buffer_timeout":0,"msg_timeout":0,"sample_rate":0,"deflate_level":0}`} {
 				p := connect(&cfg)
 				before := p.s.Identity()
@@ -412,7 +412,7 @@ var _ = Describe("Session", func() {
 				Entry("SUB", sub()),
 			)
 
-			It("is told to the client, asked of the driver, and opens the rest", func() {
+			It("is announced to the client, checked by the driver, and opens the rest", func() {
 				p := connect(&cfg)
 				p.outcome = func(op *session.Op) error {
 					if op.Kind == session.OpAuth {
@@ -455,7 +455,7 @@ var _ = Describe("Session", func() {
 			Expect(p.did()).To(BeEmpty())
 		})
 
-		It("end a client that says nothing for two intervals, without a frame", func() {
+		It("end a client that sends nothing for two intervals, without a frame", func() {
 			p := connect(&cfg)
 			p.at(30 * second)
 			Expect(p.heard()).To(Equal([]string{"response _heartbeat_"}))
@@ -487,7 +487,7 @@ var _ = Describe("Session", func() {
 			Expect(p.ended()).To(Equal("silent"))
 		})
 
-		It("do not count as silence what the driver leaves unread, and says so", func() {
+		It("do not count as silence what the driver reports as unread", func() {
 			p := connect(&cfg).at(30 * second)
 			p.s.Heard(59 * second)
 			p.s.Heard(40 * second) // does not go back
@@ -497,7 +497,7 @@ var _ = Describe("Session", func() {
 			Expect(p.ended()).To(Equal("silent"))
 		})
 
-		It("are not sent to one that has not said which protocol it speaks, which is closed all the same", func() {
+		It("are not sent to a client that has not sent its protocol; the client is closed all the same", func() {
 			p := newPeer(&cfg).at(30 * second)
 			Expect(p.heard()).To(BeEmpty())
 			p.at(60 * second)

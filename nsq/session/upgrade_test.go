@@ -175,7 +175,7 @@ var _ = Describe("An upgrade", func() {
 		Expect(cause).To(MatchError(ContainSubstring("handshake")))
 	})
 
-	It("that fails says so where the driver knows that it can be read", func() {
+	It("that fails sends an error where the driver knows that the client can read it", func() {
 		p := connect(&cfg)
 		p.outcome = func(op *session.Op) error {
 			if op.Kind == session.OpTLS {
@@ -216,7 +216,7 @@ var _ = Describe("An upgrade", func() {
 			}
 		})
 
-		It("is asked for before a body is waited for", func() {
+		It("is required before a body is read", func() {
 			p := connect(&cfg).send([]byte("PUB t\n"))
 			Expect(p.heard()).To(Equal([]string{"error E_INVALID PUB before TLS, which is required: IDENTIFY with tls_v1"}))
 			cfg.TLSRequired, cfg.AuthRequired = false, true

@@ -55,7 +55,7 @@ func seedCommands(f *testing.F) {
 }
 
 // FuzzParseCommand checks the guarantees of ParseCommand: the verdict is the slow reference's; an error or "more" comes
-// with no other result; every prefix shorter than the requested bytes only asks again, and no prefix has another verdict
+// with no other result; every prefix shorter than the requested bytes only requests more, and no prefix has another verdict
 // than the whole; and a parsed command, encoded again, parses to the same command.
 func FuzzParseCommand(f *testing.F) {
 	seedCommands(f)

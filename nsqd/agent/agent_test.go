@@ -218,7 +218,7 @@ var _ = Describe("The agent", func() {
 		return control, grants
 	}
 
-	It("says who it is, and asks for grants where it is told", func() {
+	It("sends its identity, and requests grants at the address that it gets", func() {
 		node.Create("z")
 		node.Create("a")
 		other := newPlane()
@@ -247,7 +247,7 @@ var _ = Describe("The agent", func() {
 		Eventually(first.closed).Should(BeClosed())
 	})
 
-	It("prepares and removes topics, and says why it cannot", func() {
+	It("prepares and removes topics, and reports why it cannot", func() {
 		control, _ := joined()
 		control.send(prepare(1, "t"))
 		Expect(result(control)).To(HaveField("Error", ""))
@@ -416,7 +416,7 @@ var _ = Describe("The agent", func() {
 		Expect(t.Channels).To(Equal(old), "an order without an identity")
 	})
 
-	It("keeps what it is told of its topics, and gives it back", func() {
+	It("keeps the records of its topics, and gives them back", func() {
 		control, _ := joined()
 		defer stop()
 		recalled := func(topics ...string) (all []string) {
@@ -520,7 +520,7 @@ var _ = Describe("The agent", func() {
 		Eventually(func() int { return subject.State().Kept }).Should(BeZero())
 	})
 
-	It("says that it cannot reach the loaddistributor, once", func() {
+	It("logs that it cannot reach the loaddistributor, once", func() {
 		var log bytes.Buffer
 		var mu sync.Mutex
 		lines := func() string {
@@ -615,7 +615,7 @@ var _ = Describe("The agent", func() {
 		Eventually(func() time.Duration { return subject.State().Reporting }).Should(Equal(10 * time.Millisecond))
 	})
 
-	It("reports changes only, once the loaddistributor has asked for them and has had a whole report", func() {
+	It("reports changes only, once the loaddistributor has requested them and has had a whole report", func() {
 		node.Create("free")
 		control, grants := joined()
 		control.send(prepare(1, "t"))
@@ -633,7 +633,7 @@ var _ = Describe("The agent", func() {
 		Eventually(func() bool {
 			loads := next(grants, (*srtmv1.NodeMessage).GetReport).Topics
 			return len(loads) == 1 && loads[0].Topic == "t" && loads[0].Offered == 0 && loads[0].Step.AsDuration() > 0
-		}).Should(BeTrue(), "the adaptor hears of every prepared topic")
+		}).Should(BeTrue(), "the adaptor gets every prepared topic")
 
 		control.end <- nil
 		control = accept(p.control)
@@ -644,7 +644,7 @@ var _ = Describe("The agent", func() {
 		Expect(reports(control).Changes).To(BeFalse(), "it has not asked")
 	})
 
-	It("says that the control plane does not answer", func() {
+	It("reports that the control plane does not answer", func() {
 		Expect(subject.Health()).To(MatchError(And(ContainSubstring("the loaddistributor does not answer"), ContainSubstring("the share adaptor does not answer"))))
 		stop = run(subject)
 		defer stop()

@@ -60,7 +60,7 @@ func (o *owner) captureTopic(topic string, lasts time.Duration, now mono.Time) {
 	if len(o.captures) == 1 {
 		o.flush.Reset(flushEvery)
 	}
-	o.flushCapture(topic, false) // the first piece says from when on the record is complete
+	o.flushCapture(topic, false) // the first piece reports from when on the record is complete
 	o.metrics.captures.Set(float64(len(o.captures)))
 }
 

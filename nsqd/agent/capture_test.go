@@ -96,7 +96,7 @@ var _ = Describe("A capture of arrivals", func() {
 		}
 	})
 
-	It("is over when its time is, unless it is asked for again", func() {
+	It("is over when its time is, unless it is requested again", func() {
 		node.Create("short")
 		node.Create("long")
 		control := joined()
@@ -112,7 +112,7 @@ var _ = Describe("A capture of arrivals", func() {
 		Eventually(captured("long")).Should(BeFalse())
 	})
 
-	It("begins anew when it is ended and asked for again at once", func() {
+	It("begins anew when it is ended and requested again at once", func() {
 		node.Create("t")
 		control := joined()
 		control.send(capture("t", time.Minute))

@@ -116,7 +116,7 @@ func (a *Agent) Confirm(topic, channel string, created uint64) error {
 	return err
 }
 
-// ChangeChannel asks the control plane to pause, unpause, claim or delete a channel on all brokers of its
+// ChangeChannel requests that the control plane pauses, unpauses, claims or deletes a channel on all brokers of its
 // topic. ChangeChannel returns when the connected brokers have done so.
 // Errors: ErrDisconnected, ErrUnanswered, ErrTopicUnknown, ErrChannelUnknown, ErrChannelInUse, or an error
 // from the control plane.

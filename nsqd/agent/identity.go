@@ -31,8 +31,8 @@ type claim struct {
 
 func (c *claim) accepted() { c.refused = 0 }
 
-// heardMargin is how long after the first refusal the control plane must hear the other process before
-// the other process counts as alive. A late message of an ended process does not arrive that late.
+// heardMargin is how long after the first refusal the other process must reach the control plane
+// before the other process counts as alive. A late message of an ended process does not arrive that late.
 const heardMargin = 500 * time.Millisecond
 
 // refused handles the end of a session that was refused because the broker's id belongs to another

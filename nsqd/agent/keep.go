@@ -148,7 +148,7 @@ func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 
 // handleWake handles a pulse that found that the process had not run. No message leaves until the
 // adaptor renews the lease. If the adaptor does not answer within two lease lengths, the broker
-// continues as the policy says.
+// continues by its policy.
 func (o *owner) handleWake(now mono.Time) {
 	o.cfg.Log.Warn("this process did not run for a while: no message leaves before the adaptor has answered")
 	o.woken = now

@@ -123,7 +123,7 @@ var _ = Describe("The lease", func() {
 		return stamp
 	}
 
-	It("is asked for in time, and counts from the question", func() {
+	It("is requested in time, and counts from the request", func() {
 		start(agent.Available, "i1")
 		control, grants, hello := join()
 		Expect(hello.Policy).To(Equal(srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE))
@@ -141,7 +141,7 @@ var _ = Describe("The lease", func() {
 		}
 	})
 
-	It("leaves the base when it ends, tells, and does not come back", func() {
+	It("leaves the base when it ends, reports that, and does not come back", func() {
 		start(agent.Available, "i1")
 		control, grants, hello := join()
 		control.send(prepare(1, "t"))
@@ -236,8 +236,8 @@ var _ = Describe("The lease", func() {
 		Expect(hello.Held[0].Flex.GetRateMilli()).To(BeZero())
 	})
 
-	// word is a lease of an adaptor that frees shares by evidence.
-	word := func(at uint64, flex time.Duration, sent uint64) *srtmv1.GrantMessage {
+	// renewal is a lease of an adaptor that frees shares by evidence.
+	renewal := func(at uint64, flex time.Duration, sent uint64) *srtmv1.GrantMessage {
 		m := lease(at, flex, time.Hour)
 		m.GetLease().Sent = sent
 		return m
@@ -248,7 +248,7 @@ var _ = Describe("The lease", func() {
 		control, grants, hello := join()
 		control.send(prepare(1, "t"))
 		result(control)
-		grants.send(word(hello.Stamp, 2*time.Second, 17))
+		grants.send(renewal(hello.Stamp, 2*time.Second, 17))
 		grants.send(flexible("t", 7))
 		ack(grants)
 		Expect(next(grants, (*srtmv1.NodeMessage).GetRenew).Heard).To(BeEquivalentTo(17), "so that it counts on that")
@@ -262,16 +262,16 @@ var _ = Describe("The lease", func() {
 		_, grants, hello = join()
 		Expect(hello.Held).To(BeEmpty())
 		Expect(files.Load()).To(BeEmpty())
-		grants.send(word(hello.Stamp, 2*time.Second, 18))
+		grants.send(renewal(hello.Stamp, 2*time.Second, 18))
 		Expect(next(grants, (*srtmv1.NodeMessage).GetRenew).Heard).To(BeEquivalentTo(18))
 	})
 
-	It("keeps the base over a restart when the adaptor has been away for twice a lease, until it is back", func() {
+	It("keeps the base over a restart when the adaptor has been unavailable for twice a lease, until it is back", func() {
 		stop := start(agent.Available, "i1")
 		control, grants, hello := join()
 		control.send(prepare(1, "t"))
 		result(control)
-		grants.send(word(hello.Stamp, 200*time.Millisecond, 17))
+		grants.send(renewal(hello.Stamp, 200*time.Millisecond, 17))
 		grants.send(flexible("t", 7))
 		ack(grants)
 		Eventually(files.Alone).Should(BeTrue())
@@ -286,7 +286,7 @@ var _ = Describe("The lease", func() {
 		_, grants, hello = join()
 		Expect(hello.Held).To(HaveLen(1))
 		Expect(files.Alone()).To(BeTrue(), "no caller has relied on it")
-		grants.send(word(hello.Stamp, time.Minute, 18))
+		grants.send(renewal(hello.Stamp, time.Minute, 18))
 		Eventually(files.Alone).Should(BeFalse())
 		stop()
 		start(agent.Available, "i3")
@@ -336,7 +336,7 @@ var _ = Describe("The lease", func() {
 		Expect(files.Load()).To(BeEmpty())
 	})
 
-	It("says of a topic that it has not, too, what a crash would bring back", func() {
+	It("reports what a crash would bring back, also of a topic that it lacks", func() {
 		start(agent.Available, "i1")
 		control, grants, hello := join()
 		grants.send(lease(hello.Stamp, time.Minute, time.Hour))

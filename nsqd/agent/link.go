@@ -36,8 +36,8 @@ const (
 	claimBackoff = 300 * time.Millisecond
 
 	// linkQueue is the size of a link's queue to the other side. A reply that finds the queue full cuts
-	// the session, as the other side would wait for the reply. After the next hello the other side asks
-	// everything again. After a hello there may be a reply for each topic, so linkQueue exceeds the
+	// the session, as the other side would wait for the reply. After the next hello the other side repeats
+	// its requests. After a hello there may be a reply for each topic, so linkQueue exceeds the
 	// number of topics of a broker. Reports and pieces of captures use the first reportsQueue places;
 	// more reports are dropped.
 	linkQueue    = 1 << 16
@@ -218,7 +218,7 @@ func (k reconnector[Req, Res]) failure(ctx context.Context, conn *grpc.ClientCon
 	return fmt.Errorf("%w: %s", errUnreachable, reason)
 }
 
-// reach waits until the other side is reachable, or ctx ends. With several addresses reach returns at
+// reach waits until it has connected to the other side, or ctx ends. With several addresses reach returns at
 // the first failure. A session would wait too, but without a log line: a mistyped address would never
 // show.
 func (k reconnector[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn) error {

@@ -554,7 +554,7 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 		}
 		if !o.save(g.Topic) {
 			o.unsaved[g.Topic] = released
-			return // an ack would promise a base that is not on disk
+			return // an ack would confirm a base that is not on disk
 		}
 		delete(o.unsaved, g.Topic)
 		o.ack(g.Topic, g.Epoch, o.holdings.Of(g.Topic).Share, released)

@@ -20,7 +20,7 @@ func TestTopicsAreNoPaths(t *testing.T) {
 		t.Error("no error")
 	}
 	if record := f.Kept(topic); record != nil {
-		t.Errorf("%q is told", record)
+		t.Errorf("%q is kept", record)
 	}
 	all, err := os.ReadDir(dir)
 	testkit.Must(t, err)

@@ -119,7 +119,7 @@ func FuzzParseAnswer(f *testing.F) {
 		if g.Rules() == 0 && g.Allows(auth.Publish|auth.Subscribe, "t", "c") {
 			t.Fatal("no rule permits something")
 		}
-		// The answer of a grant does not change when a caller asks again.
+		// The answer of a grant does not change when a caller checks again.
 		for _, topic := range []string{"", "t", "catalog#ephemeral"} {
 			testkit.MustEqual(t, g.Allows(auth.Subscribe, topic, "c"), g.Allows(auth.Subscribe, topic, "c"), "two answers")
 		}

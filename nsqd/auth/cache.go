@@ -14,7 +14,7 @@ import (
 )
 
 // maxGrants is the number of answers that a Cache remembers. Beyond it the cache forgets an
-// answer and asks again for that client.
+// answer and queries again for that client.
 const maxGrants = 4096
 
 // MaxWaiting is the recommended maximum of requests that wait for auth servers at once.
@@ -23,12 +23,12 @@ const MaxWaiting = 256
 // ErrBusy: too many requests wait for the auth servers.
 var ErrBusy = errors.New("too many requests wait for the auth servers")
 
-// errAbandoned: the asking request ended, so the other waiting requests have no answer.
+// errAbandoned: the querying request ended, so the other waiting requests have no answer.
 var errAbandoned = errors.New("the request was abandoned")
 
-// Cache asks auth servers for clients that identify themselves with each request, for example
+// Cache queries auth servers for clients that identify themselves with each request, for example
 // over HTTP. It remembers each answer that grants something until the answer expires. Concurrent
-// requests with the same query share one question. Make it with NewCache. Safe for concurrent
+// requests with the same query are sent once. Make it with NewCache. Safe for concurrent
 // use.
 type Cache struct {
 	// Set once.
@@ -84,7 +84,7 @@ func (c *Cache) cached(q Query) *Grant {
 	return k.grant
 }
 
-// wait asks, or waits for a request that asks the same.
+// wait sends a query, or waits for the same query of another request.
 func (c *Cache) wait(ctx context.Context, q Query) (*Grant, error) {
 	defer c.waiting.Add(-1)
 	if c.waiting.Add(1) > c.maxWaiting {

@@ -66,7 +66,7 @@ func TestAnAnswerHoldsForItsTime(t *testing.T) {
 	for i := range int64(300) {
 		expect(me, 7+i)
 	}
-	at.grant, at.err = nil, errors.New("away")
+	at.grant, at.err = nil, errors.New("unavailable")
 	for i := range int64(300) {
 		expect(me, 307+i)
 	}
@@ -107,7 +107,7 @@ func TestOneQuestionForAllWhoAskTheSame(t *testing.T) {
 			ask(t.Context(), "s", nil)
 		}
 		testkit.MustEqual(t, at.asked.Load(), 1, "times asked")
-		leave() // the caller that asked leaves: another caller asks
+		leave() // the querying caller leaves: another caller queries
 		synctest.Wait()
 		if n, s := at.asked.Load(), served.Load(); n != 2 || s != 2 {
 			t.Fatalf("asked %d times, %d have an answer", n, s)

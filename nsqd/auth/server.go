@@ -1,6 +1,6 @@
-// Package auth asks an HTTP auth server what a client may do, and checks permissions against the
+// Package auth queries an HTTP auth server what a client may do, and checks permissions against the
 // answer. It knows the auth server's protocol and no connections: nsqd/conn remembers a
-// connection's answer and asks again when the answer expires. For requests without a connection,
+// connection's answer and queries again when the answer expires. For requests without a connection,
 // Cache does the same.
 //
 // Source: the section AUTH of nsq.io/components/nsqd.html. Where the section leaves a choice, the
@@ -121,7 +121,7 @@ const (
 	maxRedirects = 10      // of a question
 )
 
-// Servers asks auth servers. Make it with New. Safe for concurrent use.
+// Servers sends queries to auth servers. Make it with New. Safe for concurrent use.
 type Servers struct {
 	// Set once.
 	urls   []*url.URL

@@ -55,7 +55,7 @@ var (
 	// ErrUnavailable: the topic's stream has not answered since the broker started. ErrUnavailable is
 	// also an ErrStorage.
 	ErrUnavailable = fmt.Errorf("%w: the JetStream stream of the topic is unavailable since the broker started", ErrStorage)
-	// ErrBusy: the operation would block, but the caller asked not to wait.
+	// ErrBusy: the operation would block, but the caller does not wait.
 	ErrBusy = errors.New("operation would block")
 	// ErrBadName: the name of a topic or channel violates the protocol's rules.
 	ErrBadName = errors.New("invalid name")

@@ -218,7 +218,7 @@ var _ = Describe("A capture of arrivals", func() {
 		Expect(node.Arrivals("t")).To(BeNil())
 	})
 
-	It("is bounded, and says what it lost", func() {
+	It("is bounded, and reports what it lost", func() {
 		t := topic(start(nil), "t")
 		one := func(p *broker.Publisher, n int) {
 			GinkgoHelper()
@@ -240,7 +240,7 @@ var _ = Describe("A capture of arrivals", func() {
 		Expect(l.publishers).To(Equal([]string{""}))
 	})
 
-	It("tells a bounded number of publishers apart", func() {
+	It("distinguishes a bounded number of publishers", func() {
 		t := topic(start(func(c *broker.Config) { c.Capacity = 1 << 17 }), "t")
 		t.Capture(0, 0)
 		l := &listener{}

@@ -158,7 +158,7 @@ var _ = Describe("an ephemeral topic under a contract", func() {
 })
 
 var _ = Describe("a broker that is closed", func() {
-	It("says that it shuts down rather than that a topic is gone: asking again would be in vain", func() {
+	It("answers that it shuts down rather than that a topic is gone: another request would be in vain", func() {
 		b := start(nil)
 		t := topic(b, "t")
 		b.Close()

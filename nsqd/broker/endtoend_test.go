@@ -66,7 +66,7 @@ var _ = Describe("End-to-end latency", func() {
 		Expect(t.Stats().Channels[0].EndToEnd.Count()).To(BeZero())
 	})
 
-	It("is not kept where it was not asked for", func() {
+	It("is not kept without a request", func() {
 		t := begin(0)
 		sub, err := t.Subscribe("c", about, func() {})
 		Expect(err).NotTo(HaveOccurred())

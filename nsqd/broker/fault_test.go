@@ -80,7 +80,7 @@ func on(disk *commitlog.Disk, path string) *broker.Broker {
 }
 
 var _ = Describe("a failed fsync", func() {
-	It("is told to those whose messages it was for, at any time, and to no later publisher", func() {
+	It("is reported to the publishers of its messages, at any time, and to no later publisher", func() {
 		disk := newFaulty()
 		b := on(&disk.Disk, GinkgoT().TempDir())
 		t := topic(b, "t")
@@ -190,7 +190,7 @@ var _ = Describe("messages that are stored together", func() {
 
 	It("are refused one by one where the contract refuses", func() {
 		node := b.Node()
-		Expect(node.Prepare("t", told("c"), 1, time.Millisecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT, nil)).Error().NotTo(HaveOccurred())
+		Expect(node.Prepare("t", listed("c"), 1, time.Millisecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT, nil)).Error().NotTo(HaveOccurred())
 		_, err := grant(node, "t", tokenbucket.Share{Rate: tokenbucket.PerSecond(1), Burst: 3}, 3*tokenbucket.Token)
 		Expect(err).NotTo(HaveOccurred())
 		errs, _ := store(numbers(0, 5)...)

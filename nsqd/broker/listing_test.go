@@ -39,47 +39,47 @@ var _ = Describe("What a broker has", func() {
 	about := broker.Subscriber{MsgTimeout: time.Second}
 	quiet := func() {}
 
-	It("is told whenever a topic or a channel comes or goes, and not otherwise", func() {
+	It("is called whenever a topic or a channel comes or goes, and not otherwise", func() {
 		start()
-		told := func(n int) {
+		notified := func(n int) {
 			GinkgoHelper()
 			Expect(changes.Swap(0)).To(BeEquivalentTo(n))
 		}
 		t, err := b.CreateTopic("t")
 		Expect(err).NotTo(HaveOccurred())
-		told(1)
+		notified(1)
 		_, err = b.CreateTopic("t")
 		Expect(err).NotTo(HaveOccurred())
-		told(0)
+		notified(0)
 		Expect(t.CreateChannel("c")).To(Succeed())
-		told(1)
+		notified(1)
 		Expect(t.CreateChannel("c")).To(Succeed())
 		t.Pause()
 		t.Unpause()
-		told(0)
+		notified(0)
 		sub, err := t.Subscribe("e#ephemeral", about, quiet)
 		Expect(err).NotTo(HaveOccurred())
-		told(1)
+		notified(1)
 		other, err := t.Subscribe("c", about, quiet)
 		Expect(err).NotTo(HaveOccurred())
 		other.Close()
-		told(0)
+		notified(0)
 		Expect(t.ChannelNames()).To(Equal([]string{"c", "e#ephemeral"}))
 		sub.Close()
-		told(1)
+		notified(1)
 		Expect(t.DeleteChannel("c")).To(Succeed())
-		told(1)
+		notified(1)
 		Expect(b.DeleteTopic("t")).To(Succeed())
-		told(1)
+		notified(1)
 		Expect(b.DeleteTopic("t")).NotTo(Succeed())
-		told(0)
+		notified(0)
 		t, err = b.CreateTopic("t#ephemeral")
 		Expect(err).NotTo(HaveOccurred())
 		sub, err = t.Subscribe("e#ephemeral", about, quiet)
 		Expect(err).NotTo(HaveOccurred())
-		told(2)
+		notified(2)
 		sub.Close()
-		told(2) // the channel, and then the topic
+		notified(2) // the channel, and then the topic
 		Expect(b.Topics()).To(BeEmpty())
 	})
 
@@ -102,7 +102,7 @@ var _ = Describe("What a broker has", func() {
 		Expect(slices.Contains(t.ChannelNames(), "a")).To(BeFalse())
 	})
 
-	It("asks once for a topic, however many want it at the same time", func() {
+	It("requests a topic once, however many callers want it at the same time", func() {
 		var asked atomic.Int32
 		answer := make(chan struct{})
 		elsewhere = func(string) []string {

@@ -14,8 +14,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// told returns channels as the control plane names them, created at version 1.
-func told(names ...string) (channels []*srtmv1.TopicChannel) {
+// listed returns channels as the control plane names them, created at version 1.
+func listed(names ...string) (channels []*srtmv1.TopicChannel) {
 	for _, name := range names {
 		channels = append(channels, &srtmv1.TopicChannel{Name: name, Created: 1})
 	}
@@ -82,7 +82,7 @@ var _ = Describe("A channel in a cluster", func() {
 		Expect(topic(b, "t").ChannelNames()).To(BeEmpty())
 	})
 
-	It("is what the control plane says, and what it has not heard of", func() {
+	It("is the control plane's list, and the channels that the control plane does not know", func() {
 		path := GinkgoT().TempDir()
 		b, stop := opened(path, clustered, func(*broker.StorageConfig) {})
 		Expect(b.Restore()).To(Succeed())
@@ -95,7 +95,7 @@ var _ = Describe("A channel in a cluster", func() {
 		Eventually(func() int { return held(b, "anew") }).Should(Equal(10))
 		stop()
 
-		// The process before was told of the other channels, and the new process has them from the metadata.
+		// The process before got the other channels, and the new process has them from the metadata.
 		b, stop = opened(path, clustered, func(*broker.StorageConfig) {})
 		Expect(b.Restore()).To(Succeed())
 		paused := created("kept", 4)

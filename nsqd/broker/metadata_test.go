@@ -170,7 +170,7 @@ var _ = Describe("what a broker records besides messages", func() {
 		path := GinkgoT().TempDir()
 		b, stop := stored(path, false)
 		is := &srtmv1.TopicIdentity{Log: 1 << 63, Created: 7}
-		Expect(b.Node().Prepare("t", told("c"), 1, time.Second, 0.9, 0, is)).Error().NotTo(HaveOccurred())
+		Expect(b.Node().Prepare("t", listed("c"), 1, time.Second, 0.9, 0, is)).Error().NotTo(HaveOccurred())
 		Expect(b.Node().Prepare("t", nil, 0, time.Second, 0.9, 0, nil)).Error().NotTo(HaveOccurred())
 		Expect(publish(topic(b, "t"), "old")).To(Succeed())
 		stop()
@@ -216,7 +216,7 @@ var _ = Describe("what a broker records besides messages", func() {
 		Expect(os.ReadFile(file(path))).To(Equal(damaged))
 	})
 
-	It("is recorded when that works again, and the log and Health tell", func() {
+	It("is recorded when that works again, and the log and Health report it", func() {
 		path := GinkgoT().TempDir()
 		b, stop := stored(path, false)
 		clear := obstruct(path)

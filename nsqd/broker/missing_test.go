@@ -94,7 +94,7 @@ var _ = Describe("files of messages that are changed while nsqd is down", func()
 		)
 	}
 
-	It("are said to be missing again where the next process was killed before it stored anything", func() {
+	It("are reported as missing again where the next process was killed before it stored anything", func() {
 		leave(fsync)
 		Expect(os.RemoveAll(filepath.Join(path, "t.log"))).To(Succeed())
 		b, _, err := start(fsync)
@@ -107,7 +107,7 @@ var _ = Describe("files of messages that are changed while nsqd is down", func()
 		Expect(missing(b, "t")).To(BeEquivalentTo(1), "the message that was stored since")
 	})
 
-	It("bring back their topics, and that is said, where the metadata file is missing", func() {
+	It("bring back their topics, and that is reported, where the metadata file is missing", func() {
 		leave(fsync)
 		Expect(os.Remove(filepath.Join(path, "metadata.json"))).To(Succeed())
 		b, _, err := start(fsync)
@@ -139,7 +139,7 @@ var _ = Describe("files of messages that are changed while nsqd is down", func()
 	})
 
 	for mode, set := range modes {
-		It("are not said to be missing where nothing is, with "+mode, func() {
+		It("are not reported as missing where nothing is, with "+mode, func() {
 			for name, use := range map[string]func(b *broker.Broker){
 				"without a message": func(b *broker.Broker) { topic(b, "t") },
 				"with all finished": func(b *broker.Broker) {
@@ -184,7 +184,7 @@ var _ = Describe("files of messages that are changed while nsqd is down", func()
 		})
 	}
 
-	It("are refused and not marked while the metadata file cannot say that there are messages", func() {
+	It("are refused and not marked while the metadata file cannot record that there are messages", func() {
 		b, _, err := start(fsync)
 		Expect(err).NotTo(HaveOccurred())
 		t := topic(b, "t")

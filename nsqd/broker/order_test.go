@@ -45,7 +45,7 @@ var _ = Describe("an order", func() {
 	}
 	prepare := func(topic string, channels ...string) func(*broker.Broker, *broker.Topic) error {
 		return func(b *broker.Broker, _ *broker.Topic) error {
-			_, err := b.Node().Prepare(topic, told(channels...), 1, time.Second, 0.9, 0, nil)
+			_, err := b.Node().Prepare(topic, listed(channels...), 1, time.Second, 0.9, 0, nil)
 			return err
 		}
 	}

@@ -134,7 +134,7 @@ type PaceMode string
 // PaceMode means PaceOff.
 const (
 	PaceOff    PaceMode = "off"
-	PaceAdvise PaceMode = "advise" // publishers that asked get advice on their rates
+	PaceAdvise PaceMode = "advise" // publishers that requested advice get their rates
 	PacePolice PaceMode = "police" // and the excess of all publishers is refused
 )
 
@@ -231,7 +231,7 @@ func (p *pacing) count(from *Publisher, n int, at mono.Time) {
 	}
 }
 
-// tell stores new advice in the publisher. Requires: all n messages of the step are
+// advise stores new advice in the publisher. Requires: all n messages of the step are
 // counted.
 func (p *pacing) advise(from *Publisher, n int, now mono.Time) {
 	pc := p.pacer()

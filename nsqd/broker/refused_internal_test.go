@@ -33,7 +33,7 @@ func TestARefusedOrderIsNotInTheFileWhenItReturns(t *testing.T) {
 	}
 	writer := b.shared.metadataWriter
 	state := writer.state
-	writer.state = func() metadata.State { // each attempt asks for it
+	writer.state = func() metadata.State { // each attempt calls it
 		s := state()
 		if attempts.Add(1) == 2 {
 			recover()

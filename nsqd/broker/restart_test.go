@@ -142,7 +142,7 @@ var _ = Describe("what an earlier process has left", func() {
 		}
 	})
 
-	It("is said to be missing where its files were deleted, cut or emptied, and the rest comes", func() {
+	It("is reported as missing where its files were deleted, cut or emptied, and the rest comes", func() {
 		for name, damage := range map[string]func(files []string) error{
 			"the first deleted": func(files []string) error { return os.Remove(files[0]) },
 			"all deleted": func(files []string) error {

@@ -31,7 +31,7 @@ func (b *Broker) Restore() error {
 	if err := b.restoreMetadata(); err != nil {
 		return err
 	}
-	names, away, err := st.logs()
+	names, unavailable, err := st.logs()
 	if err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
@@ -42,12 +42,12 @@ func (b *Broker) Restore() error {
 		}
 		switch err := b.restoreLog(name); {
 		case err != nil && st.cfg.Replicated != nil:
-			away = append(away, name)
+			unavailable = append(unavailable, name)
 		case err != nil:
 			return fmt.Errorf("restore topic %s: %w", name, err)
 		}
 	}
-	for _, name := range away {
+	for _, name := range unavailable {
 		b.addUnavailable(name)
 	}
 	b.reportLostLogs()
@@ -109,7 +109,7 @@ func (b *Broker) restoreLog(name string) error {
 	return t.store.restore()
 }
 
-// restoreTopic is CreateTopic without asking other brokers for the topic's channels. If a
+// restoreTopic is CreateTopic without a request for the topic's channels to other brokers. If a
 // loaddistributor grants contracts, the topic waits for its share: another broker may use
 // the former share.
 func (b *Broker) restoreTopic(name string) *Topic {
@@ -494,8 +494,8 @@ func (b *Broker) restoreUnavailable() {
 	tick := time.NewTicker(unavailableRetry)
 	defer tick.Stop()
 	for {
-		away := slices.DeleteFunc(b.stores(), func(st *store) bool { return !st.runner.isUnavailable() })
-		if len(away) == 0 {
+		unavailable := slices.DeleteFunc(b.stores(), func(st *store) bool { return !st.runner.isUnavailable() })
+		if len(unavailable) == 0 {
 			return
 		}
 		select {
@@ -503,7 +503,7 @@ func (b *Broker) restoreUnavailable() {
 			return
 		case <-tick.C:
 		}
-		_ = inParallel(away, b.restoreIfBack) // health has the reasons
+		_ = inParallel(unavailable, b.restoreIfBack) // health has the reasons
 	}
 }
 

@@ -161,7 +161,7 @@ func (st *store) seek(channel string, to Place) (target queue.Offset, err error)
 		core := st.runner.mu.core
 		first, records := core.Log().StoredTo(), 0
 		switch {
-		case wire.Ephemeral(channel): // before log.Need tells the log what is needed
+		case wire.Ephemeral(channel): // before log.Need records what is needed
 			err = queue.ErrNoCursor
 			return
 		case to.Time != 0 && !logged:

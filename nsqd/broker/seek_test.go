@@ -219,7 +219,7 @@ var _ = Describe("a channel that seeks", func() {
 		Expect(memory.Retain(nil)).To(MatchError(queue.ErrNoCursor))
 	})
 
-	It("is moved by the control plane, which is told why not", func() {
+	It("is moved by the control plane, which gets the reason of a failure", func() {
 		b, _ := retaining(GinkgoT().TempDir(), true)
 		t := topic(b, "t")
 		finishedAll(t, "c", 0, 20).sub.Close()
@@ -414,7 +414,7 @@ var _ = Describe("peeking", func() {
 })
 
 var _ = Describe("a channel whose consumer never finishes one message", func() {
-	It("gets no more at the bound, says so, and stops neither the others nor publishers", func() {
+	It("gets no more at the bound, reports that, and stops neither the others nor publishers", func() {
 		const total = 2000
 		b, _ := opened(GinkgoT().TempDir(), func(*broker.Config) {}, func(c *broker.StorageConfig) { c.MaxUnfinished = 50 })
 		Expect(b.Restore()).To(Succeed())

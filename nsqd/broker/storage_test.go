@@ -384,7 +384,7 @@ var _ = Describe("a broker that a loaddistributor places topics on", func() {
 		Expect(publish(t, "100")).To(Succeed())
 		Expect(t.Stats().Counters.Released).To(BeZero(), "the contract may be in use elsewhere")
 		node := b.Node()
-		Expect(node.Prepare("t", told("c"), 1, time.Second, 0.99, 0, nil)).Error().NotTo(HaveOccurred())
+		Expect(node.Prepare("t", listed("c"), 1, time.Second, 0.99, 0, nil)).Error().NotTo(HaveOccurred())
 		_, err = grant(node, "t", tokenbucket.Share{Rate: tokenbucket.PerSecond(1e5), Burst: 10}, 0)
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(r.count).Should(Equal(101))

@@ -454,7 +454,7 @@ var _ = Describe("a log in files", func() {
 			Expect(b.l.Stats().Syncs).To(Equal(uint64(1)))
 		})
 
-		It("says that it failed to those concerned, and to no others", func() {
+		It("reports its failure to the callers concerned, and to no others", func() {
 			b.fill(0, 1)
 			Expect(b.l.Sync(2)).To(Succeed())
 			b.fill(2, 3)
@@ -764,7 +764,7 @@ var _ = Describe("damage", func() {
 		Expect(b.from(0)).To(Equal(append(upTo(0, 12), upTo(18, 29)...)))
 	})
 
-	It("of the segment that is appended to is left behind, and what was not durable is said not to be", func() {
+	It("of the segment that is appended to is left behind, and what was not durable is reported", func() {
 		b.flip(seg4, headerSize+60)
 		Expect(b.from(0)).To(Equal(upTo(0, 29, 27)))
 		Expect(b.l.Sync(30)).To(MatchError(errDamaged))
@@ -801,7 +801,7 @@ var _ = Describe("damage", func() {
 		Expect(b.logs.String()).To(ContainSubstring("missing"))
 	})
 
-	DescribeTable("that is the end of a file, or all of it, gone is counted and said",
+	DescribeTable("that is the end of a file, or all of it, gone is counted and reported",
 		func(name string, left int, torn int, said string, from, to Offset) {
 			lost := upTo(from, to-1)
 			Expect(b.l.SaveCursors(nil)).To(Succeed())
@@ -1080,7 +1080,7 @@ var _ = Describe("a folder of logs", func() {
 		Expect(b.disk.List("/data")).To(BeEmpty())
 	})
 
-	It("says whether the disk takes anything", func() {
+	It("reports whether the disk takes anything", func() {
 		b := newBench()
 		Expect(b.dir.Probe(1000)).To(Succeed())
 		b.sim.capacity = 10

@@ -48,7 +48,7 @@ type Log interface {
 
 	// Sync returns nil once the record before upTo, with the other records of its Append, is on
 	// stable storage. The same holds for all earlier records except records whose sync failed;
-	// Sync reports such a failure only to callers that ask for these records. Sync returns at
+	// Sync reports such a failure only to callers that wait for these records. Sync returns at
 	// once if the records are already durable or trimmed. Concurrent callers share one fsync.
 	//
 	// Errors: a *SyncError means that it is unknown, permanently, whether the record before upTo

@@ -55,7 +55,7 @@ type segment struct {
 	extent
 	end     int64  // after the last record
 	durable Offset // earlier records are on stable storage
-	fault   error  // of an fsync: the records after durable may or may not be durable, and no later fsync can tell
+	fault   error  // of an fsync: the records after durable may or may not be durable, and no later fsync can show this
 	shut    bool   // takes no more records
 	damaged bool   // some of the file was unreadable
 	bad     bool   // the file has badSuffix

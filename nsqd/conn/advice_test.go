@@ -47,7 +47,7 @@ var _ = overBoth("pacing", func() {
 		c.Session.Limits.Pace = true
 	}
 
-	It("tells those who asked, once an interval", func() {
+	It("advises publishers that requested it, once an interval", func() {
 		n := start(paces)
 		p := n.dial()
 		p.send(wire.AppendPace(nil, 10))

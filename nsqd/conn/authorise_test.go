@@ -117,7 +117,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 		Expect(p.asked()).To(BeEmpty())
 	})
 
-	It("serves unmodified go-nsq clients over TLS, and is told who they are", func() {
+	It("serves unmodified go-nsq clients over TLS, and gets their identities", func() {
 		n = startSecure(func(c *conn.Config) {
 			c.Auth, c.Session.AuthRequired = p, true
 			c.TLS.ClientAuth = tls.RequestClientCert
@@ -206,7 +206,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 		all(true, true)
 	})
 
-	It("asks once while the answer holds, on any number of topics", func() {
+	It("sends one query while the answer holds, on any number of topics", func() {
 		c := authed()
 		for i := range 10 {
 			c.send(wire.AppendPub(nil, fmt.Sprint("topic", i%2), []byte("x")))
@@ -215,7 +215,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 		Expect(p.asked()).To(HaveLen(1))
 	})
 
-	It("asks again once the answer has expired, with the same secret", func() {
+	It("queries again once the answer has expired, with the same secret", func() {
 		p.expiresAfter(time.Nanosecond)
 		c := authed()
 		for range 3 {

@@ -33,7 +33,7 @@ var _ = overBoth("A capture of arrivals", func() {
 	}
 	batch := [][]byte{[]byte("x"), []byte("y"), []byte("z")}
 
-	DescribeTable("knows the publishers by what they say they are", func(stored bool) {
+	DescribeTable("knows the publishers by the identities that they send", func(stored bool) {
 		log := slog.New(slog.NewTextHandler(GinkgoWriter, nil))
 		n := start(func(b *broker.Config, _ *conn.Config) {
 			if stored {

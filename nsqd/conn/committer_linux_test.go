@@ -27,6 +27,6 @@ func TestTheCommitterEndsAfterItsLastCommit(t *testing.T) {
 	case <-time.After(testkit.Hang):
 		k.stop()
 		<-over
-		t.Error("it waits, and has been told to end")
+		t.Error("it waits, and stop was called")
 	}
 }

@@ -223,7 +223,7 @@ var _ = overBoth("a connection", func() {
 		Expect(p.message().Body).To(Equal(body))
 	})
 
-	DescribeTable("refuses what breaks the protocol, says so, and closes",
+	DescribeTable("refuses what breaks the protocol, with an error, and closes",
 		func(in []byte, want string) {
 			n := start(nil)
 			p := n.dial()
@@ -334,7 +334,7 @@ var _ = overBoth("a connection", func() {
 		}
 	})
 
-	It("says when to come back where the policy is to reject", func() {
+	It("answers when to come back where the policy is to reject", func() {
 		n := start(nil)
 		testkit.Result(n.broker.Node().Prepare("t", nil, 0, 0, 0, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT, nil)).Must(GinkgoTB())
 		share := tokenbucket.Share{Rate: tokenbucket.PerSecond(0.5), Burst: 1}

@@ -31,7 +31,7 @@ var _ = overBoth("Consumers that are to look for another broker", func() {
 	}
 	only := map[string]bool{"c": true}
 
-	It("are released if they ask at once, and no others", func() {
+	It("are released if they look up at once, and no others", func() {
 		n := start(nil)
 		asks := []*peer{
 			consumer(n, "go-nsq/1.1.0", "t", "c"), consumer(n, "nsq_tail/1.3.0 go-nsq/1.1.0", "t", "c"), consumer(n, "go-nsq/1.1.0", "t", "c"),

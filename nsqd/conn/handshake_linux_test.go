@@ -12,8 +12,8 @@ import (
 
 var _ = Describe("a TLS handshake of a connection on an event loop", func() {
 	BeforeEach(func() { loops = 2 })
-	// promised returns a connection that has negotiated TLS and has not begun its handshake.
-	promised := func(n *secure) *peer {
+	// negotiated returns a connection that has negotiated TLS and has not begun its handshake.
+	negotiated := func(n *secure) *peer {
 		GinkgoHelper()
 		p := n.dial()
 		p.send(wire.AppendIdentify(nil, []byte(`{"feature_negotiation":true,"tls_v1":true}`)))
@@ -27,7 +27,7 @@ var _ = Describe("a TLS handshake of a connection on an event loop", func() {
 		for range 10 {
 			var all []*peer
 			for range 100 {
-				all = append(all, promised(n))
+				all = append(all, negotiated(n))
 			}
 			for _, p := range all {
 				Expect(p.nc.(*net.TCPConn).SetLinger(0)).To(Succeed()) // a reset

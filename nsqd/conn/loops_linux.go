@@ -27,7 +27,7 @@ type loops struct {
 
 	mu         sync.Mutex
 	all        []*loop // loops that accept new connections
-	ending     *loop   // the loop that moves its connections away
+	ending     *loop   // the loop that hands its connections over
 	spreader   spreader
 	processors processors // at the previous look
 
@@ -160,7 +160,7 @@ func (g *loops) stats() []LoopStats {
 	return stats
 }
 
-// order tells a loop how to move its connections.
+// order instructs a loop how to move its connections.
 type order struct {
 	to    *loop
 	share float64 // share of the loop's work to move, 0 to 1

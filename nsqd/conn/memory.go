@@ -89,7 +89,7 @@ func (b *memoryBudget) end(c *client) {
 	}
 }
 
-// cause returns why the connection ends. If memory is short, cause first tells the peer.
+// cause returns why the connection ends. If memory is short, cause first sends the peer an error.
 func (c *client) cause() error {
 	if c.memoryShort.Load() {
 		c.peer.Refuse(errMemoryShort)

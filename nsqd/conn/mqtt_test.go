@@ -349,7 +349,7 @@ var _ = overBoth("MQTT", func() {
 		}).Should(BeTrue())
 	})
 
-	It("tells a publisher that must move to use another broker if it does not forward, and lets others publish", func() {
+	It("redirects a publisher that must move if the broker does not forward, and lets others publish", func() {
 		n, dial := startMQTT(func(*broker.Config, *session.Config) {})
 		moved, old, other := dial(5, "moved"), dial(4, "old"), dial(5, "other")
 		for _, d := range []*device{moved, old, other} {
@@ -371,7 +371,7 @@ var _ = overBoth("MQTT", func() {
 		again.acknowledged(1, 0)
 	})
 
-	It("asks the auth server with the client's password, and refuses and permits as the server says", func() {
+	It("queries the auth server with the client's password, and refuses and permits by the answer", func() {
 		p := new(authServer)
 		_, dial := startMQTT(func(*broker.Config, *session.Config) {}, func(c *conn.Config) { c.Auth, c.Session.AuthRequired = p, true })
 		for _, refused := range []struct {

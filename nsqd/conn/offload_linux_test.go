@@ -48,7 +48,7 @@ func (s *slow) Ask(ctx context.Context, _ auth.Query) (*auth.Grant, error) {
 }
 
 // The connection is on an event loop while its operation waits on another goroutine.
-var _ = Describe("a connection that is away", func() {
+var _ = Describe("a connection with an offloaded operation", func() {
 	var (
 		s *slow
 		n *node
@@ -63,8 +63,8 @@ var _ = Describe("a connection that is away", func() {
 		})
 	})
 	pub := wire.AppendPub(nil, "t", []byte("x"))
-	// away returns a connection whose AUTH waits for the auth server.
-	away := func(more []byte) *peer {
+	// offloaded returns a connection whose AUTH waits for the auth server.
+	offloaded := func(more []byte) *peer {
 		GinkgoHelper()
 		p := n.dial()
 		p.send(append([]byte("AUTH\n\x00\x00\x00\x06"+"secret"), more...))
@@ -86,7 +86,7 @@ var _ = Describe("a connection that is away", func() {
 		// Only time orders the loop's turn and the answer, so the race detector reports an access by the loop.
 		It("is left alone when a heartbeat is due", func() {
 			s.delay = 4 * heartbeat
-			p := away(wire.AppendNop(nil))
+			p := offloaded(wire.AppendNop(nil))
 			p.expect(wire.FrameResponse, ContainSubstring("permission_count"))
 		})
 	})
@@ -94,7 +94,7 @@ var _ = Describe("a connection that is away", func() {
 	It("gives its descriptor back when the peer has gone", func() {
 		leave := func() {
 			for i := range 4 {
-				p := away(nil)
+				p := offloaded(nil)
 				if i%2 == 0 {
 					Expect(p.nc.(*net.TCPConn).SetLinger(0)).To(Succeed()) // a reset
 				}
@@ -114,7 +114,7 @@ var _ = Describe("a connection that is away", func() {
 	})
 
 	It("answers a peer that has only ended its own side", func() {
-		p := away(pub)
+		p := offloaded(pub)
 		Expect(p.nc.(*net.TCPConn).CloseWrite()).To(Succeed())
 		close(s.answer)
 		p.expect(wire.FrameResponse, ContainSubstring("permission_count"))

@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// A client that reads in any pieces and waits as told gets no more than the burst, the rate and the ratio. Data within
+// A client that reads in any pieces and waits as advised gets no more than the burst, the rate and the ratio. Data within
 // the ratio need not wait.
 func TestPaceBoundsWhatIsDecompressed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -133,7 +133,7 @@ func (c *client) withExtraDescriptor(do func() error) error {
 
 var errDescriptors = errors.New("the limit of connections is reached, and this connection needs another descriptor")
 
-// reportEntry cuts an evicted client. If c was not entered, told logs that the connection limit is
+// reportEntry cuts an evicted client. If c was not entered, reportEntry logs that the connection limit is
 // reached.
 func (c *client) reportEntry(evicted *client, entered bool) bool {
 	if evicted != nil {

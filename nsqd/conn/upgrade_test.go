@@ -319,7 +319,7 @@ var _ = overBoth("a wrapped connection", func() {
 		})
 	}
 
-	It("tells a TLS peer that the stream is complete", func() {
+	It("signals to a TLS peer that the stream is complete", func() {
 		n := startSecure(nil)
 		p := n.dial()
 		p.identify(wrapping{tls: true}, "")
@@ -366,7 +366,7 @@ var _ = overBoth("a wrapped connection", func() {
 		Expect(n.broker.Topics()).To(BeEmpty())
 	})
 
-	DescribeTable("asks for the client's certificate as the policy says",
+	DescribeTable("requests the client's certificate by the policy",
 		func(policy tls.ClientAuthType, good, foreign, none bool) {
 			n := startSecure(func(c *conn.Config) { c.TLS.ClientAuth = policy })
 			try := func(what string, want bool, certificates ...tls.Certificate) {
@@ -391,7 +391,7 @@ var _ = overBoth("a wrapped connection", func() {
 			try("none", none)
 			Eventually(func() uint64 { return n.server.Stats().Faults }).Should(BeEquivalentTo(count(!good, !foreign, !none)))
 		},
-		Entry("none asked", tls.NoClientCert, true, true, true),
+		Entry("none requested", tls.NoClientCert, true, true, true),
 		Entry("any", tls.RequireAnyClientCert, true, true, false),
 		Entry("verified", tls.RequireAndVerifyClientCert, true, false, false),
 	)

@@ -478,7 +478,7 @@ func (s *Subscription) queueLocked(w waiting) {
 	s.forwarder.waitingBytes.Add(int64(w.size()))
 }
 
-// queueRefusal tells the consumer that a broker no longer knows a message.
+// queueRefusal queues an error for the consumer: a broker no longer knows a message.
 func (s *Subscription) queueRefusal(refusal *wire.Error) {
 	s.mu.Lock()
 	if !s.mu.ended {

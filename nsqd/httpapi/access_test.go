@@ -138,7 +138,7 @@ func (q *quotas) Ask(_ context.Context, key string, cost uint32) client.Decision
 	return client.Decision{Admit: cost <= 2, RetryAfter: 1500 * time.Millisecond}
 }
 
-// The broker asks for admission only for the messages of a valid request.
+// The broker requests admission only for the messages of a valid request.
 func TestTenantsArePaced(t *testing.T) {
 	const acme = "acme-0123456789abcdef"
 	file := testkit.File(t, "tokens", "read-only "+acme+" acme\n")
@@ -191,7 +191,7 @@ func TestTokens(t *testing.T) {
 				t.Errorf("%s %s with %q: %d %s", route.method, route.path, c.header, w.Code, w.Body)
 			}
 			if strings.Contains(w.Body.String(), "0123456789") {
-				t.Errorf("it tells a token: %s", w.Body)
+				t.Errorf("it contains a token: %s", w.Body)
 			}
 		}
 	}

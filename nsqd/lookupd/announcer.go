@@ -204,8 +204,8 @@ func (a *Announcer) State() []State {
 	return states
 }
 
-// Channels returns the topic's channels on all nodes known to the daemons, sorted. Channels asks
-// all daemons at once. It logs and skips daemons that do not answer in time. Ephemeral channels
+// Channels returns the topic's channels on all nodes known to the daemons, sorted. Channels
+// queries all daemons at once. It logs and skips daemons that do not answer in time. Ephemeral channels
 // are left out, because they live only as long as their consumers.
 func (a *Announcer) Channels(ctx context.Context, topic string) []string {
 	peers := a.peers()

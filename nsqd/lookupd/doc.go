@@ -1,5 +1,5 @@
 // Package lookupd registers this node's topics and channels with nsqlookupd daemons, over their
-// TCP protocol. Over HTTP it asks the daemons for the channels of a topic on other nodes.
+// TCP protocol. Over HTTP it requests the channels of a topic on other nodes.
 //
 // The package is level-triggered: a caller only reports that something changed, and each
 // connection then sends the difference between its registrations and the node's topics. So a

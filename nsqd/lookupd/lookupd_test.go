@@ -251,7 +251,7 @@ var _ = Describe("an announcer", func() {
 		c.set(topic("t", "b", "a"), topic("u"))
 	})
 
-	It("tells a daemon who it is and what there is, and then what changes", func() {
+	It("sends a daemon its identity and what there is, and then what changes", func() {
 		d := startDaemon("127.0.0.1:0")
 		a := run(config(c), d.address())
 		Eventually(d.registered).Should(Equal([]string{"t", "t a", "t b", "u"}))
@@ -274,7 +274,7 @@ var _ = Describe("an announcer", func() {
 		Expect(a.State()).To(Equal([]lookupd.State{{Address: d.address(), Connected: true}}))
 	})
 
-	It("tells it of ten thousand topics", func() {
+	It("registers ten thousand topics", func() {
 		var many []lookupd.Topic
 		for i := range 10_000 {
 			many = append(many, topic(fmt.Sprint("t", i), "c"))
@@ -285,7 +285,7 @@ var _ = Describe("an announcer", func() {
 		Eventually(func() int { return len(d.registered()) }).Should(Equal(20_000))
 	})
 
-	It("tells everything again to a daemon that lost it", func() {
+	It("registers everything again at a daemon that lost it", func() {
 		d := startDaemon("127.0.0.1:0")
 		a := run(config(c), d.address())
 		Eventually(d.registered).Should(HaveLen(4))
@@ -402,9 +402,9 @@ var _ = Describe("an announcer", func() {
 			run(cfg, ln.Addr().String())
 			Eventually(log.String).Should(ContainSubstring(want))
 		},
-		Entry("says nothing", nil, "no answer within 20ms"),
+		Entry("sends nothing", nil, "no answer within 20ms"),
 		Entry("speaks HTTP", []byte("HTTP/1.1 400 Bad Request\r\n\r\n"), "is longer than"),
-		Entry("says more than it was asked", append([]byte("\x00\x00\x00\x02{}"), strings.Repeat("\x00\x00\x00\x02OK", 200)...), "without a request"),
+		Entry("sends more answers than it got commands", append([]byte("\x00\x00\x00\x02{}"), strings.Repeat("\x00\x00\x00\x02OK", 200)...), "without a request"),
 	)
 
 	It("ends at once, whatever a daemon does", func() {
@@ -416,7 +416,7 @@ var _ = Describe("an announcer", func() {
 		run(cfg, ln.Addr().String())
 	})
 
-	Describe("asked for a topic's channels", func() {
+	Describe("Channels", func() {
 		listing := func(status int, body string) *httptest.Server {
 			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				defer GinkgoRecover()
@@ -429,7 +429,7 @@ var _ = Describe("an announcer", func() {
 			return s
 		}
 
-		It("asks all daemons and gives what they say together", func() {
+		It("queries all daemons and joins their answers", func() {
 			other := listing(200, `{"channels":["another's"]}`)
 			elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				http.Redirect(w, r, other.URL+r.URL.String(), http.StatusFound)

@@ -294,7 +294,7 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 	})
 }
 
-// The broker refuses a log beside messages that NSQ's nsqd has written since the import, because the broker cannot tell which
+// The broker refuses a log beside messages that NSQ's nsqd has written since the import, because the broker does not know which
 // messages come first.
 func TestALogBesideQueuesIsRefused(t *testing.T) {
 	p := unpack(t)

@@ -18,17 +18,17 @@ import (
 // Connection is a client's connection. Authenticate, Permit, Subscribe and Relay may block. Only the
 // connection's reader calls the methods. Errors are *wire.Error or errors of the broker.
 type Connection interface {
-	// Authenticate asks the auth server, if there is one.
+	// Authenticate queries the auth server, if there is one.
 	Authenticate(secret string) error
 	// Permit reports whether the client may publish to the topic.
 	Permit(topic string) error
 	// Subscribe opens a subscription to this broker's part of the topic. nil: this broker has no part.
 	Subscribe(topic, channel string, notify func()) (Subscription, error)
-	// Relay relays a subscription from all other brokers of the topic. here says that the client has a
+	// Relay relays a subscription from all other brokers of the topic. here means that the client has a
 	// subscription to this broker's part. Relay waits for the other brokers, but for brokers that do not answer
 	// only until the given time. If here is not set and the topic does not exist, Relay creates the topic. nil:
 	// the broker does not forward, or the new topic is on this broker. With here, the error
-	// broker.ErrUnknownTopic says that the control plane does not know the topic.
+	// broker.ErrUnknownTopic means that the control plane does not know the topic.
 	Relay(topic, channel string, here bool, until mono.Time, notify func()) (Subscription, Others, error)
 	// Identity is the client's identity as a publisher.
 	Identity() police.Identity

@@ -18,7 +18,7 @@ type Config struct {
 	// Publish publishes the will of a client. Errors are *wire.Error. owner is the client's
 	// authenticated identity, KIND:ID, or empty.
 	Publish func(ctx context.Context, clientID, owner string, w *nsq.Will) error
-	// ClaimChannel tells the control plane that this broker keeps the latest session of the channel's client.
+	// ClaimChannel reports to the control plane that this broker keeps the latest session of the channel's client.
 	ClaimChannel func(ctx context.Context, topic, channel string) error
 	// DeleteChannel deletes a channel on all brokers. A missing channel is deleted. Error ErrInUse: used is
 	// false, and the channel has consumers, or another broker has claimed the channel.

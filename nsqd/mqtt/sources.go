@@ -91,7 +91,7 @@ func (ss *Sources) open(topic, channel string, until mono.Time) (again time.Dura
 		if err != nil {
 			return 0, err
 		}
-		away, err := ss.openPart(topic, channel, true, func(src *source, notify func()) (sub Subscription, err error) {
+		relayed, err := ss.openPart(topic, channel, true, func(src *source, notify func()) (sub Subscription, err error) {
 			sub, src.others, err = ss.client.conn.Relay(topic, channel, here != nil, until, notify)
 			return sub, err
 		})
@@ -105,7 +105,7 @@ func (ss *Sources) open(topic, channel string, until mono.Time) (again time.Dura
 			return ss.relayAt.Sub(now), nil
 		case err != nil:
 			return 0, err
-		case here != nil || away != nil && !away.others.Here():
+		case here != nil || relayed != nil && !relayed.others.Here():
 			return 0, nil
 		}
 	}

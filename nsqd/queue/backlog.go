@@ -169,7 +169,7 @@ func (b *Backlog) wants(most int) (from Offset, n int) {
 }
 
 // refill takes messages read from the log, as Disk.Refill does. most is the maximum in memory.
-// refill tells channels which messages are lost.
+// refill reports lost messages to channels.
 func (b *Backlog) refill(from, upTo Offset, msgs []*Message, most int, channels []*Channel) {
 	var m *Message
 	for i := 0; b.absent.Len() > 0; {

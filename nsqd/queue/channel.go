@@ -11,7 +11,7 @@ import (
 // MessageID names a message on the wire.
 type MessageID = wire.MessageID
 
-// Delivery asks the owner to write a message to a consumer. Until Channel.MarkSent the delivery
+// Delivery requests that the owner writes a message to a consumer. Until Channel.MarkSent the delivery
 // may be cancelled: the message times out, the channel is emptied, or the consumer finishes an
 // earlier delivery of the message.
 type Delivery struct {

@@ -36,7 +36,7 @@ type crashes struct {
 	now      mono.Time
 	fx       Effects
 	log      disk
-	disk     bool // the owner was told to write and read, and has work left
+	disk     bool // the owner has orders to write and read, and has work left
 	snapshot []byte
 	ordered  bool // no operation changes the order of acceptance
 	consumer ConsumerID
@@ -63,7 +63,7 @@ func (c *crashes) settle() {
 		c.disk = c.disk || c.fx.Disk
 		c.fx.Reset()
 		if wants := c.wants(); wants && !c.disk {
-			c.rt.Fatal("something is to be read, and the owner was not told")
+			c.rt.Fatal("something is to be read, and the owner has no order")
 		} else if !wants && !c.top.log.Unwritten() {
 			c.disk = false // the owner rests
 		}

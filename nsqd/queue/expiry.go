@@ -7,7 +7,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Expiry says when the topic or channel gives up a message that no consumer finished. The zero
+// Expiry is when the topic or channel gives up a message that no consumer finished. The zero
 // Expiry keeps every message until a consumer finishes it.
 type Expiry struct {
 	// TTL is the life of a message from its arrival, including a deferral. A channel discards an

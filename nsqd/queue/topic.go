@@ -228,7 +228,7 @@ func (t *Topic) wants() (from Offset, n int) {
 	return t.backlog.wants(t.memory())
 }
 
-// advance releases messages from the head of the backlog while the head is eligible, and asks for
+// advance releases messages from the head of the backlog while the head is eligible, and requests
 // a read of the log if the backlog has room.
 func (t *Topic) advance(now mono.Time, fx *Effects) {
 	t.release(now, fx)

@@ -329,8 +329,8 @@ func (c *Cluster) logOf(p part) *slog.Logger { return c.cfg.Log.With(obs.KeyTopi
 
 // Topics returns the topics that have a part of this broker, and deletes the empty streams of
 // parts that were taken over. Topics waits some seconds for each stream's leader, because only
-// the leader knows whether the stream is empty. away lists the topics whose leader does not
-// answer.
+// the leader knows whether the stream is empty. unavailable lists the topics whose leader
+// does not answer.
 func (c *Cluster) Topics() (topics, unavailable []string, err error) {
 	ctx, cancel := c.timeout(connecting)
 	defer cancel()
@@ -392,7 +392,7 @@ func (c *Cluster) partInfo(ctx context.Context, p part) (*jetstream.StreamInfo, 
 	return info, nil
 }
 
-// info asks a stream's leader for the stream's state, until a leader answers or ctx is done.
+// info requests the stream's state from its leader, until a leader answers or ctx is done.
 func (c *Cluster) info(ctx context.Context, stream string) (*jetstream.StreamInfo, error) {
 	for {
 		attempt, cancel := context.WithTimeout(ctx, time.Second) // without a leader there may be no answer

@@ -370,7 +370,7 @@ func (l *Log) findFirst(ctx context.Context) (seq uint64, err error) {
 		return seq, nil
 	}
 	if n = purged(); seq <= l.marks.claim && time.Since(l.claimed) < 2*patience {
-		n = 0 // the previous owner asked for the purge before it knew of this owner
+		n = 0 // the previous owner requested the purge before it knew of this owner
 	}
 	l.stats.Unreadable += n
 	l.looked = time.Now()

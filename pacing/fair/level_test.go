@@ -24,7 +24,7 @@ type fluid struct {
 	capacity   float64
 	ts         time.Duration
 	publishers []*publisher
-	told       []fair.Advice
+	advice     []fair.Advice
 	now        mono.Time
 	queue      float64
 	accepted   float64 // in the last interval
@@ -38,8 +38,8 @@ func (f *fluid) step() fair.Advice {
 	sent := 0.0
 	for _, p := range f.publishers {
 		p.rate = p.demand
-		if i := len(f.told) - 1 - p.delay; i >= 0 && f.told[i].Paced {
-			p.rate = min(p.demand, max(1, p.excess)*f.told[i].RateOf(p.weight))
+		if i := len(f.advice) - 1 - p.delay; i >= 0 && f.advice[i].Paced {
+			p.rate = min(p.demand, max(1, p.excess)*f.advice[i].RateOf(p.weight))
 		}
 		n := p.rate*f.ts.Seconds() + p.carry
 		p.carry = n - math.Floor(n)
@@ -52,8 +52,8 @@ func (f *fluid) step() fair.Advice {
 	f.accepted = min(room, f.queue+sent)
 	f.queue += sent - f.accepted
 	f.now = f.now.Add(f.ts)
-	f.told = append(f.told, f.level.Interval(f.now, f.capacity, min(was, f.queue), f.ts))
-	return f.told[len(f.told)-1]
+	f.advice = append(f.advice, f.level.Interval(f.now, f.capacity, min(was, f.queue), f.ts))
+	return f.advice[len(f.advice)-1]
 }
 
 func TestWeightsShareTheCapacity(t *testing.T) {

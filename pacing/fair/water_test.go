@@ -110,12 +110,12 @@ func TestGreedyAreToldTheCapacity(t *testing.T) {
 		}
 		for range 20 {
 			if a = f.step(); a.RateOf(weights) > 1.02*capacity {
-				t.Fatalf("%v told of %v: %+v", a.RateOf(weights), capacity, a)
+				t.Fatalf("%v advised of %v: %+v", a.RateOf(weights), capacity, a)
 			}
 		}
 		// One greedy publisher may send at the capacity and never above, so the publisher is not paced.
 		if len(f.publishers) > 1 && a.RateOf(weights) < 0.95*capacity {
-			t.Fatalf("%v told of %v: %+v", a.RateOf(weights), capacity, a)
+			t.Fatalf("%v advised of %v: %+v", a.RateOf(weights), capacity, a)
 		}
 	})
 }
@@ -163,7 +163,7 @@ func TestLiarsGainNothing(t *testing.T) {
 			weights += p.weight
 			f.publishers = append(f.publishers, p)
 		}
-		f.publishers[0].excess = rapid.Float64Range(1, 10).Draw(t, "times what it is told")
+		f.publishers[0].excess = rapid.Float64Range(1, 10).Draw(t, "times its advised rate")
 		for range 60 {
 			f.step()
 		}
@@ -243,7 +243,7 @@ func TestLevelOfManyWhoJoin(t *testing.T) {
 		f.step()
 	}
 	if a := f.step(); a.RateOf(n) > f.capacity || !a.Paced {
-		t.Errorf("10,000 told %v of %v together", a.RateOf(n), f.capacity)
+		t.Errorf("10,000 are advised %v of %v together", a.RateOf(n), f.capacity)
 	}
 	for f.queue > 0.1*f.capacity {
 		f.step()
@@ -253,7 +253,7 @@ func TestLevelOfManyWhoJoin(t *testing.T) {
 	}
 	f.capacity /= 2
 	if a := f.step(); a.RateOf(n) > 1.01*f.capacity {
-		t.Errorf("told %v of %v", a.RateOf(n), f.capacity)
+		t.Errorf("advised %v of %v", a.RateOf(n), f.capacity)
 	}
 	f.capacity = 0
 	if a := f.step(); a.Rate != 0 || a.SumWeights == 0 {

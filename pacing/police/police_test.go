@@ -45,13 +45,13 @@ func TestConnectionsDoNotMultiplyWeights(t *testing.T) {
 	table.RequestWeight(p, 10)
 	table.Advise(fair.Advice{Paced: true, Rate: 6, SumWeights: 20}, 40, time.Second, 0)
 	if rate, burst := table.Allowance(p); rate.PerSecond() != 60 || burst != 20 {
-		t.Errorf("told %v, %v", rate.PerSecond(), burst)
+		t.Errorf("allowed %v, %v", rate.PerSecond(), burst)
 	}
 	for range 2 {
 		testkit.Equal(t, table.Enter(client("a")), p, "another publisher")
 	}
 	if rate, burst := table.Allowance(p); rate.PerSecond() != 20 || burst != 6 {
-		t.Errorf("each of three is told %v, %v", rate.PerSecond(), burst)
+		t.Errorf("each of three is allowed %v, %v", rate.PerSecond(), burst)
 	}
 	if q := table.Enter(police.Identity{Kind: "auth", ID: "a"}); q == p || q.Weight() != 1 {
 		t.Error("a client_id passes for an authenticated identity")
@@ -121,7 +121,7 @@ func TestLiarsGainNothing(t *testing.T) {
 		jitter := rand.New(rand.NewPCG(1, rapid.Uint64().Draw(t, "seed")))
 		for i, got := range run(table, publishers, offered, gamma, sum, 40, jitter) {
 			if got > 1.03*told[i] || got < 0.95*told[i] {
-				t.Fatalf("publisher %d was told %v, offered %v and had %v admitted", i, told[i], offered[i], got)
+				t.Fatalf("publisher %d was advised %v, offered %v and had %v admitted", i, told[i], offered[i], got)
 			}
 		}
 	})
@@ -141,7 +141,7 @@ func TestAdmit(t *testing.T) {
 	for range 3 {
 		advise(paced)
 		if ok, _ := table.Admit(p, 1e6, now); !ok {
-			t.Fatal("refused before it can have heard")
+			t.Fatal("refused before it can have the advice")
 		}
 	}
 	advise(paced)
