@@ -40,7 +40,7 @@ type Machine struct {
 	moving   map[string]bool
 }
 
-// Mode says how a contract is put in force.
+// Mode is how a contract is put in force.
 type Mode uint8
 
 const (

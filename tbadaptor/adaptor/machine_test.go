@@ -64,10 +64,10 @@ func TestProposeForMembersThatAreAway(t *testing.T) {
 		connected []string
 		want      map[string]tokenbucket.Share // nil: no proposal
 	}{
-		{"one is away and holds its share", s(500, 5), []string{"b1"}, map[string]tokenbucket.Share{"b1": s(500, 5), "b2": s(500, 5)}},
-		{"one is away and holds nothing", s(0, 0), []string{"b1"}, map[string]tokenbucket.Share{"b1": s(1000, 10), "b2": {}}},
-		{"one is away and holds all", s(1000, 10), []string{"b1"}, nil},
-		{"all are away", s(500, 5), []string{}, nil},
+		{"one is disconnected and holds its share", s(500, 5), []string{"b1"}, map[string]tokenbucket.Share{"b1": s(500, 5), "b2": s(500, 5)}},
+		{"one is disconnected and holds nothing", s(0, 0), []string{"b1"}, map[string]tokenbucket.Share{"b1": s(1000, 10), "b2": {}}},
+		{"one is disconnected and holds all", s(1000, 10), []string{"b1"}, nil},
+		{"all are disconnected", s(500, 5), []string{}, nil},
 	} {
 		got, err := propose(view(test.reserved), test.connected...)
 		if err != nil {

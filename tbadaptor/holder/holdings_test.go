@@ -91,7 +91,7 @@ func TestAGrantBeforeItsTopic(t *testing.T) {
 		t.Errorf("a greater burst: %v, released %d", v, released)
 	}
 	if held := h.Reconcile(nil); len(held) != 1 || held[0].Epoch != 3 {
-		t.Errorf("the hello says %v, want the share that lies here", held)
+		t.Errorf("the hello has %v, want the share that lies here", held)
 	}
 	g, hasGrant := h.Prepared("t")
 	if want := (Grant{Topic: "t", Epoch: 3, Share: share(20, 4), Tokens: 4000}); !hasGrant || g != want {

@@ -34,7 +34,7 @@ func (l *Ledger) Adopt(name string, terms Terms, initial []share.Assigned, await
 // acknowledged their decreases. A contract that grows gets no tokens; buckets earn them.
 //
 // If the ledger does not know the contract, or still awaits a broker, an earlier ledger granted the old
-// shares. Until the awaited brokers were heard, shares grow only as far as terms.Former
+// shares. Until the awaited brokers have reported, shares grow only as far as terms.Former
 // proves that there is room. Change fails with *Busy if brokers still hold shares of a removed
 // contract.
 func (l *Ledger) Change(name string, terms Terms, target []share.Assigned, awaited []string) ([]Grant, error) {
@@ -51,49 +51,49 @@ func (l *Ledger) Change(name string, terms Terms, target []share.Assigned, await
 	return l.replace(t, terms, sorted), nil
 }
 
-// await makes a topic wait for the given brokers that have not been heard.
+// await makes a topic wait for the given brokers that have not reported.
 func (l *Ledger) await(t *topic, brokers []string) {
 	for _, id := range brokers {
-		if i, found := slices.BinarySearch(t.awaited, id); !found && !l.heard[id] {
+		if i, found := slices.BinarySearch(t.awaited, id); !found && !l.reported[id] {
 			t.awaited = slices.Insert(t.awaited, i, id)
 			l.awaiting.add(id, t)
 		}
 	}
 }
 
-// bound computes unheard from total, the most that all brokers together used when the earlier ledger
-// ended. Since then shares have only shrunk. A heard broker used at least its present share then, so
-// the awaited brokers used, and use, at most the rest.
+// bound computes unreported from total, the most that all brokers together used when the earlier ledger
+// ended. Since then shares have only shrunk. A broker that has reported used at least its
+// present share then, so the awaited brokers used, and use, at most the rest.
 func (l *Ledger) bound(t *topic, total tokenbucket.Share) {
 	for _, m := range t.members {
-		if l.heard[m.broker] {
+		if l.reported[m.broker] {
 			total = total.Less(m.acked.share)
 		}
 	}
-	t.noteUnheard(total)
+	t.noteUnreported(total)
 }
 
-// subtractUnheard subtracts the share that an awaited broker reports from unheard.
-func (t *topic) subtractUnheard(held tokenbucket.Share) {
-	if t.unheard != nil {
-		t.noteUnheard(t.unheard.Less(held))
+// subtractUnreported subtracts the share that an awaited broker reports from unreported.
+func (t *topic) subtractUnreported(held tokenbucket.Share) {
+	if t.unreported != nil {
+		t.noteUnreported(t.unreported.Less(held))
 	}
 }
 
-// noteUnheard sets unheard. If brokers hold more than the former total, the total is wrong, and the
+// noteUnreported sets unreported. If brokers hold more than the former total, the total is wrong, and the
 // share of the awaited brokers is unknown.
-func (t *topic) noteUnheard(rest tokenbucket.Share) {
-	if t.unheard = &rest; rest.Rate < 0 || rest.Burst < 0 {
-		t.unheard = nil
+func (t *topic) noteUnreported(rest tokenbucket.Share) {
+	if t.unreported = &rest; rest.Rate < 0 || rest.Burst < 0 {
+		t.unreported = nil
 	}
 }
 
 // markHeard records that a broker's shares are known, and resumes the topics that awaited the broker.
 func (l *Ledger) markHeard(id string) (grants []Grant) {
-	if l.heard[id] {
+	if l.reported[id] {
 		return nil
 	}
-	l.heard[id] = true
+	l.reported[id] = true
 	for _, t := range l.awaiting.topicsOf(id) {
 		l.awaiting.remove(id, t)
 		t.awaited = slices.DeleteFunc(t.awaited, func(awaited string) bool { return awaited == id })
@@ -102,12 +102,12 @@ func (l *Ledger) markHeard(id string) (grants []Grant) {
 	return grants
 }
 
-// resume starts granting an adopted contract once all its brokers were heard.
+// resume starts granting an adopted contract once all its brokers have reported.
 func (l *Ledger) resume(t *topic) []Grant {
 	if len(t.awaited) > 0 || t.removing {
 		return l.advance(t)
 	}
-	t.unheard = nil
+	t.unreported = nil
 	if kept := l.keptShares(t); t.keepReported && kept != nil {
 		l.aim(t, kept)
 	}

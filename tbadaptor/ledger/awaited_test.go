@@ -15,8 +15,8 @@ import (
 )
 
 // Brokers hold shares of an earlier ledger. The shares sum to at most the former total. The brokers
-// say hello to a new ledger one by one while the contract changes. The shares that all brokers may be
-// using, heard or not, stay within the former total and the contracts. Shares that are proven free are
+// report to a new ledger one by one while the contract changes. The shares that all brokers may be
+// using, with or without reports, stay within the former total and the contracts. Shares that are proven free are
 // granted at once, and in the end every broker has its target.
 func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 	grown := 0
@@ -27,7 +27,7 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 		former := draw("former total")
 		l := ledger.New(100, ledger.Leases{})
 		w := &world{}
-		unheard := map[string]tokenbucket.Share{}
+		unreported := map[string]tokenbucket.Share{}
 		rest := former
 		for i := range rapid.IntRange(2, 5).Draw(t, "brokers") {
 			n := &node{id: fmt.Sprint("b", i)}
@@ -37,7 +37,7 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 				held = tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, int64(rest.Rate)).Draw(t, "rate")), Burst: rapid.Int64Range(1, rest.Burst).Draw(t, "burst")}
 				rest = rest.Less(held)
 			}
-			unheard[n.id] = held
+			unreported[n.id] = held
 		}
 		maximum := former // maximum of the former total and the contracts until now
 		reported, contract := tokenbucket.Share{}, tokenbucket.Share{}
@@ -45,7 +45,7 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 			testkit.Must(t, l.CheckForm())
 			view, _ := l.Topic("t")
 			using := tokenbucket.Share{}
-			for _, held := range unheard {
+			for _, held := range unreported {
 				using.Rate, using.Burst = using.Rate+held.Rate, using.Burst+held.Burst
 			}
 			reserved := tokenbucket.Share{}
@@ -54,7 +54,7 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 			}
 			using.Rate, using.Burst = using.Rate+reserved.Rate, using.Burst+reserved.Burst
 			if using.Rate > maximum.Rate || using.Burst > maximum.Burst {
-				t.Fatalf("brokers may be using %+v of %+v: %+v, unheard %v", using, maximum, view, unheard)
+				t.Fatalf("brokers may be using %+v of %+v: %+v, unreported %v", using, maximum, view, unreported)
 			}
 		}
 		run := func(grants []ledger.Grant, err error) {
@@ -73,7 +73,7 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 			for _, m := range view.Members {
 				free = free.Less(m.Reserved)
 			}
-			if len(unheard) > 0 {
+			if len(unreported) > 0 {
 				rest := former.Less(reported)
 				free = free.Less(tokenbucket.Share{Rate: max(0, rest.Rate), Burst: max(0, rest.Burst)})
 			}
@@ -82,9 +82,9 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 				missing := m.Target.Less(m.Acknowledged)
 				// A part may be reserved for a broker that has no share yet.
 				if m.Connected && !empty && (missing.Rate > 0 && free.Rate > 0 || missing.Burst > 0 && free.Burst > 0) {
-					t.Fatalf("%+v is free, and %s has %+v of %+v; unheard: %v", free, m.Broker, m.Acknowledged, m.Target, unheard)
+					t.Fatalf("%+v is free, and %s has %+v of %+v; unreported: %v", free, m.Broker, m.Acknowledged, m.Target, unreported)
 				}
-				if len(unheard) > 0 && m.Connected && m.Granted.Rate > 0 && m.Granted == m.Target {
+				if len(unreported) > 0 && m.Connected && m.Granted.Rate > 0 && m.Granted == m.Target {
 					grown++
 				}
 			}
@@ -95,28 +95,28 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 			run(l.Change("t", ledger.Terms{Contract: contract, Former: former}, drawTarget(t, w, contract), w.everyone()))
 		}
 		change()
-		for len(unheard) > 0 {
+		for len(unreported) > 0 {
 			if rapid.IntRange(0, 2).Draw(t, "changes") == 0 {
 				change()
 				continue
 			}
 			var ids []string
 			for _, n := range w.brokers {
-				if _, awaited := unheard[n.id]; awaited {
+				if _, awaited := unreported[n.id]; awaited {
 					ids = append(ids, n.id)
 				}
 			}
 			id := rapid.SampledFrom(ids).Draw(t, "hello")
 			s := ledger.Session{Broker: id, Stamp: mono.Stamp{Process: id}, Place: identity.Place{Lock: id}}
-			if held := unheard[id]; !held.IsZero() {
+			if held := unreported[id]; !held.IsZero() {
 				s.Shares = []ledger.HeldShare{{Topic: "t", Share: held, Epoch: 7}}
 				reported.Rate, reported.Burst = reported.Rate+held.Rate, reported.Burst+held.Burst
 			}
-			delete(unheard, id)
+			delete(unreported, id)
 			run(l.Hello(s, 0))
 		}
 		if view, found := l.Topic("t"); found && !view.Settled {
-			t.Fatalf("all were heard, and not all have their targets: %+v", view)
+			t.Fatalf("all have reported, and not all have their targets: %+v", view)
 		}
 	})
 	if grown == 0 {

@@ -75,14 +75,14 @@
 // The new instance starts with empty buckets, and with the old bases if it is Available and the old
 // instance had lost contact. A frozen old instance releases nothing before the adaptor has answered it
 // (nsqd/agent). A smaller base is on the disk before it is acknowledged. A broker ends its old session
-// before it says hello in a new session: it never applies a grant of the old session afterwards. Two
+// before it sends a hello in a new session: it never applies a grant of the old session afterwards. Two
 // monotonic clocks drift apart by at most ClockBound in Session. A suspended host stops its clock and
 // breaks the assumption.
 //
 // # The worst case
 //
-// The contract is never exceeded while the ledger keeps its memory, Forget and Ended are told the
-// truth, and PresumeDead is 0. Any number of partitions, crashes, restarts, losses, delays, duplicates
+// The contract is never exceeded while the ledger keeps its memory, the evidence of Forget and Ended is
+// true, and PresumeDead is 0. Any number of partitions, crashes, restarts, losses, delays, duplicates
 // and reorderings costs rate only. The cost is the share reserved for brokers that cannot use it: for a
 // Strict broker the flexible part for Flex + ClockBound and the base for Session + ClockBound; for an
 // Available broker the base until the broker is back.
@@ -95,10 +95,10 @@
 // reported, shares grow only by the part that is proven to be free: if all brokers together held at
 // most Terms.Former, the awaited brokers hold at most Former less the reports of the other brokers.
 // Without a Former no share grows until then. Decreases never wait. A removed contract is kept until
-// all brokers named with the removal were heard (Remove).
+// all brokers named with the removal have reported (Remove).
 //
 // The ledger does not wait for a broker (r_l, b_l) that is not named, is no member any more, and had
-// not acknowledged its removal. Until this broker says hello, at most b_l + r_l*dt messages more than
+// not acknowledged its removal. Until this broker sends a hello, at most b_l + r_l*dt messages more than
 // the contract leave in any dt. The same bound holds, with the base as (r_l, b_l), for a live Available
 // broker that Forget or PresumeDead declared dead, and for an Available broker that runs disconnected
 // while another process gets the id.

@@ -290,7 +290,7 @@ func (c *cluster) renewals() {
 	})
 }
 
-// greet says hello until a ledger receives it.
+// greet sends hellos until a ledger receives it.
 func (c *cluster) greet(b *broker) {
 	if b.running && b.lastHello != b.session {
 		c.hello(b)

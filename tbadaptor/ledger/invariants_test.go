@@ -61,8 +61,8 @@ func (l *Ledger) checkForm() error {
 		}
 		awaited += len(t.awaited)
 		for _, id := range t.awaited {
-			if l.awaiting[id][name] != t || l.heard[id] {
-				return fmt.Errorf("topic %q, broker %q: not among those that await it, or heard", name, id)
+			if l.awaiting[id][name] != t || l.reported[id] {
+				return fmt.Errorf("topic %q, broker %q: not among those that await it, or has reported", name, id)
 			}
 		}
 		if target.Rate > t.contract.Rate || target.Burst > t.contract.Burst {

@@ -29,9 +29,9 @@ type Ledger struct {
 	// Invariant: memberships[b][t.name] == t if and only if t.member(b) != nil, and awaiting[b][t.name]
 	// == t if and only if b is in t.awaited.
 	memberships, awaiting byBroker
-	// heard has the brokers that have reported shares, or were forgotten, since New. Shares of other
+	// reported has the brokers that have reported shares, or were forgotten, since New. Shares of other
 	// brokers were granted by an earlier ledger.
-	heard map[string]bool
+	reported map[string]bool
 }
 
 type broker struct {
@@ -84,12 +84,12 @@ type topic struct {
 	initial  []share.Assigned // last argument of SetContract, Adopt or Change, sorted
 	pool     tokenbucket.Tokens
 	members  []*member
-	// awaited has the brokers that may hold a part of an adopted contract and have not been heard,
+	// awaited has the brokers that may hold a part of an adopted contract and have not reported,
 	// sorted.
 	awaited []string
-	// unheard is the most that the awaited brokers together may be using. It is nil if no former total
+	// unreported is the most that the awaited brokers together may be using. It is nil if no former total
 	// is known (Terms.Former): then shares only shrink.
-	unheard *tokenbucket.Share
+	unreported *tokenbucket.Share
 	// keepReported: shares stay as the brokers report them, if the reports make up the contract. So
 	// no share shrinks while brokers are awaited, unless the reports exceed the contract.
 	keepReported bool
@@ -142,11 +142,11 @@ func New(epoch uint64, leases Leases) *Ledger {
 	if err := leases.Validate(); err != nil {
 		panic("ledger: " + err.Error())
 	}
-	return &Ledger{leases: leases, epoch: epoch, brokers: map[string]*broker{}, topics: map[string]*topic{}, memberships: byBroker{}, awaiting: byBroker{}, heard: map[string]bool{}}
+	return &Ledger{leases: leases, epoch: epoch, brokers: map[string]*broker{}, topics: map[string]*topic{}, memberships: byBroker{}, awaiting: byBroker{}, reported: map[string]bool{}}
 }
 
 // SetContract adds a new contract with the initial shares of its brokers, which may not sum to more
-// than the contract. Brokers need not be connected: a hello brings their grants. View tells whether the
+// than the contract. Brokers need not be connected: a hello brings their grants. View shows whether the
 // topic is Settled.
 //
 // A repeated call with the same arguments does nothing, even if the shares were retuned since. A call
@@ -174,7 +174,7 @@ func (l *Ledger) SetContract(name string, terms Terms, initial []share.Assigned)
 func (l *Ledger) replace(t *topic, terms Terms, target []share.Assigned) []Grant {
 	adopted := t.contract.IsZero() || len(t.awaited) > 0
 	t.contract, t.flex, t.initial = terms.Contract, terms.Flex, target
-	if adopted && t.unheard == nil && !terms.Former.IsZero() {
+	if adopted && t.unreported == nil && !terms.Former.IsZero() {
 		l.bound(t, terms.Former)
 	}
 	l.aim(t, target)
@@ -248,12 +248,12 @@ func (l *Ledger) Propose(name string, target []share.Assigned) ([]Grant, error) 
 
 // Remove ends a contract: every broker's share becomes zero. The ledger forgets the topic once every
 // broker has acknowledged this. The brokers in awaited may hold shares that an earlier ledger granted:
-// the ledger also waits until each of them was heard, was forgotten, or has lost its lease. Removing an
+// the ledger also waits until each of them has reported, was forgotten, or has lost its lease. Removing an
 // unknown topic does nothing.
 func (l *Ledger) Remove(name string, awaited []string) []Grant {
 	t := l.topics[name]
 	if t == nil {
-		if t = (&topic{name: name}); !slices.ContainsFunc(awaited, func(id string) bool { return !l.heard[id] }) {
+		if t = (&topic{name: name}); !slices.ContainsFunc(awaited, func(id string) bool { return !l.reported[id] }) {
 			return nil
 		}
 		l.topics[name] = t
@@ -271,7 +271,7 @@ func (l *Ledger) Remove(name string, awaited []string) []Grant {
 // process left). Hello renews the broker's lease, except for shares that have already lapsed.
 //
 // A broker's id belongs to one process at a time (internal/identity). Hello fails
-//   - with identity.ErrReplaced if the process has said a later hello (the two may have crossed)
+//   - with identity.ErrReplaced if the process has sent a later hello (the two may have crossed)
 //   - with *identity.InUse if the id belongs to another process that may live
 //   - with *identity.Lost if the id belongs to a later process
 //
@@ -330,8 +330,8 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 			m.pending = Grant{}
 		}
 		m.acked, m.ackedEpoch = holding{h.Share, h.Share.Less(h.Flex)}, h.Epoch
-		if !l.heard[id] {
-			t.subtractUnheard(h.Share)
+		if !l.reported[id] {
+			t.subtractUnreported(h.Share)
 		}
 		switch {
 		case allOver:
@@ -393,7 +393,7 @@ func checkSession(s Session) (map[string]HeldShare, error) {
 }
 
 // Renew renews the lease of a broker that sent a request at now. It returns false if the broker has no
-// session, or the session has ended with its lease. The caller must tell the broker about the renewal
+// session, or the session has ended with its lease. The caller must send the renewal to the broker
 // before it sends the grants. Requires: the request came in the session of the last hello.
 func (l *Ledger) Renew(id string, now mono.Time) (renewed bool, grants []Grant) {
 	b := l.brokers[id]
@@ -422,7 +422,7 @@ func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 	for _, id := range slices.Sorted(maps.Keys(l.brokers)) {
 		b := l.brokers[id]
 		if b.owner.Stamp.Process == "" && b.renewed == 0 {
-			continue // not heard; only its Strict policy is known
+			continue // no report; only its Strict policy is known
 		}
 		expired := func(lease time.Duration) bool {
 			return lease > 0 && now.Sub(b.renewed) > lease+l.leases.ClockBound
@@ -490,7 +490,7 @@ func (l *Ledger) Forget(id string) ([]Freed, []Grant, error) {
 		return nil, nil, fmt.Errorf("forget broker %q: %w", id, ErrConnected)
 	}
 	freed, found := l.freeing(id)
-	if b == nil && !l.heard[id] && !found {
+	if b == nil && !l.reported[id] && !found {
 		return nil, nil, fmt.Errorf("forget broker %q: %w", id, ErrUnknownBroker)
 	}
 	delete(l.brokers, id)
@@ -550,12 +550,12 @@ func (l *Ledger) Ended(id, instance string, now mono.Time) ([]Freed, []Grant, er
 	return freed, l.advanceAll(id), nil
 }
 
-// Strict records that the given brokers were Strict when an earlier ledger last heard them: no share of
+// Strict records that the given brokers were Strict at their last report to an earlier ledger: no share of
 // these brokers outlives the lease.
 func (l *Ledger) Strict(ids []string) {
 	for _, id := range ids {
 		switch b := l.brokers[id]; {
-		case l.heard[id]:
+		case l.reported[id]:
 		case b == nil:
 			l.brokers[id] = &broker{policy: Strict}
 		case b.owner.Stamp.Process == "":
@@ -568,7 +568,7 @@ func (l *Ledger) Strict(ids []string) {
 // or a Forget. Sorted.
 func (l *Ledger) Freed() []string {
 	var ids []string
-	for _, id := range slices.Sorted(maps.Keys(l.heard)) {
+	for _, id := range slices.Sorted(maps.Keys(l.reported)) {
 		if b := l.brokers[id]; b == nil || b.baseOver {
 			ids = append(ids, id)
 		}
@@ -704,7 +704,7 @@ func (l *Ledger) Connected(id string) bool {
 // target, and in the end the topic.
 //
 // While a broker is awaited, its share is unknown. Members fall to their targets at once. Members grow
-// by the share that is free even if the awaited brokers hold their maximum (topic.unheard).
+// by the share that is free even if the awaited brokers hold their maximum (topic.unreported).
 func (l *Ledger) advance(t *topic) []Grant {
 	adopting := len(t.awaited) > 0 && !t.removing
 	if adopting && t.keepReported {
@@ -728,8 +728,8 @@ func (l *Ledger) advance(t *topic) []Grant {
 		return nil // not set: brokers keep their shares
 	}
 
-	// Each connected member without a pending grant falls to its target if above the target, and asks
-	// for the difference if below.
+	// Each connected member without a pending grant falls to its target if above the target, and gets
+	// the difference if below.
 	var moves []*move
 	decreasing := false // a decrease is pending or about to be granted
 	for _, m := range t.members {
@@ -750,7 +750,7 @@ func (l *Ledger) advance(t *topic) []Grant {
 	free := l.free(t)
 	// Keeps invariant (3) if a broker reported more than the ledger knew.
 	t.pool = min(t.pool, tokenbucket.Tokens(free.Burst)*tokenbucket.Token)
-	if adopting && t.unheard == nil {
+	if adopting && t.unreported == nil {
 		free = tokenbucket.Share{}
 	}
 	rates := allot(int64(free.Rate), !decreasing, moves, func(v *move) int64 { return int64(v.member.target.Rate - v.next.Rate) })
@@ -846,8 +846,8 @@ func allot(free int64, last bool, moves []*move, demand func(*move) int64) []int
 // be using; never negative. If the part of the awaited brokers is unknown, it is not subtracted.
 func (l *Ledger) free(t *topic) tokenbucket.Share {
 	rest := l.unallocated(t)
-	if t.unheard != nil {
-		rest = rest.Less(*t.unheard)
+	if t.unreported != nil {
+		rest = rest.Less(*t.unreported)
 	}
 	return tokenbucket.Share{Rate: max(0, rest.Rate), Burst: max(0, rest.Burst)}
 }

@@ -29,9 +29,9 @@ type world struct {
 	leases  ledger.Leases
 	now     mono.Time
 	brokers []*node
-	// heard is the session of the last hello that the ledger received.
-	heard map[string]int
-	// process is the process of the hello in heard.
+	// received is the session of the ledger's last hello.
+	received map[string]int
+	// process is the process of the hello in received.
 	process  map[string]int
 	grants   []grantMsg // in flight to brokers
 	renewed  []leaseMsg // in flight to brokers: renewed leases
@@ -161,7 +161,7 @@ func drawWorld(t *rapid.T) *world {
 func newWorld(leases ledger.Leases, policies ...ledger.Policy) *world {
 	w := &world{
 		leases:    leases,
-		heard:     map[string]int{},
+		received:  map[string]int{},
 		process:   map[string]int{},
 		contracts: map[string]tokenbucket.Share{}, tokens: map[string]tokenbucket.Tokens{},
 		lost: map[string]bool{}, changing: map[string]bool{}, lastSession: map[string]int{}, newest: 1000,
@@ -189,7 +189,7 @@ func (w *world) call(t *rapid.T, f func(*ledger.Ledger) ([]ledger.Grant, error))
 	for i, g := range grants {
 		n := w.node(g.Broker)
 		w.newest = max(w.newest, g.Epoch)
-		w.grants = append(w.grants, grantMsg{g, w.heard[g.Broker]})
+		w.grants = append(w.grants, grantMsg{g, w.received[g.Broker]})
 		if n.policy == ledger.Leaseless && g.Flex != (tokenbucket.Share{}) {
 			t.Fatalf("a flexible part for a broker without leases: %+v", g)
 		}
@@ -237,14 +237,14 @@ func (w *world) hello(n *node) {
 // deliverHello delivers a hello, perhaps after the broker has given the session up, and perhaps after the
 // hello of a later session.
 func (w *world) deliverHello(t *rapid.T, h helloMsg) {
-	if w.heard[h.Broker] > h.session {
+	if w.received[h.Broker] > h.session {
 		err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Hello(h.Session, w.now) })
 		if !errors.Is(err, identity.ErrReplaced) && !errors.As(err, new(*identity.Lost)) {
-			t.Fatalf("a hello of session %d after that of %d: %v", h.session, w.heard[h.Broker], err)
+			t.Fatalf("a hello of session %d after that of %d: %v", h.session, w.received[h.Broker], err)
 		}
 		return
 	}
-	w.heard[h.Broker], w.process[h.Broker] = h.session, h.process
+	w.received[h.Broker], w.process[h.Broker] = h.session, h.process
 	if err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Hello(h.Session, w.now) }); err != nil {
 		t.Fatalf("hello: %v", err)
 	}
@@ -254,7 +254,7 @@ func (w *world) deliverHello(t *rapid.T, h helloMsg) {
 // renew delivers a request for a lease. The loop accepts only requests of the session with the last
 // hello.
 func (w *world) renew(t *rapid.T, r leaseMsg) {
-	if w.heard[r.broker] == r.session {
+	if w.received[r.broker] == r.session {
 		renewed := false
 		_ = w.call(t, func(l *ledger.Ledger) (grants []ledger.Grant, _ error) {
 			if r.sent > 0 {
@@ -387,7 +387,7 @@ func (w *world) check(t *rapid.T) {
 					reserved = m.Reserved
 				}
 			}
-			if _, found := w.heard[n.id]; found && (h.share.Rate > reserved.Rate || h.share.Burst > reserved.Burst) {
+			if _, found := w.received[n.id]; found && (h.share.Rate > reserved.Rate || h.share.Burst > reserved.Burst) {
 				t.Fatalf("broker %s uses %+v of topic %s, reserved is %+v", n.id, h.share, name, reserved)
 			}
 		}
@@ -438,7 +438,7 @@ func (w *world) existing(topic string) (tokens tokenbucket.Tokens) {
 			}
 		}
 		for _, g := range w.grants { // from a ledger that has lost its memory
-			if w.heard[n.id] != g.session && g.Broker == n.id && g.Topic == topic && g.Epoch > h.epoch && !seen[g.Epoch] && !w.void[g.Epoch] && w.arrives(g) {
+			if w.received[n.id] != g.session && g.Broker == n.id && g.Topic == topic && g.Epoch > h.epoch && !seen[g.Epoch] && !w.void[g.Epoch] && w.arrives(g) {
 				tokens += tokensAfter(g.Grant, h, w.ended[[2]string{topic, n.id}] == g.session)
 				seen[g.Epoch] = true
 			}
@@ -455,10 +455,10 @@ func (w *world) existing(topic string) (tokens tokenbucket.Tokens) {
 }
 
 // comesBack reports whether the tokens of an outstanding grant to a dead process may return to the pool: a late hello
-// of the process may say that the process never applied the grant.
+// of the process may report that the process never applied the grant.
 func (w *world) comesBack(broker string, g ledger.Grant) bool {
 	return !w.lapsed(g.Topic, broker) && slices.ContainsFunc(w.hellos, func(h helloMsg) bool {
-		return h.Broker == broker && h.process == w.process[broker] && h.session > w.heard[broker] &&
+		return h.Broker == broker && h.process == w.process[broker] && h.session > w.received[broker] &&
 			slices.ContainsFunc(h.Shares, func(s ledger.HeldShare) bool { return s.Topic == g.Topic && s.Epoch < g.Epoch })
 	})
 }
@@ -509,7 +509,7 @@ func drawTerms(t *rapid.T) ledger.Terms {
 }
 
 // restart loses the ledger's memory. Sessions end, and messages to the ledger are lost. Messages to
-// brokers may still arrive until the brokers say hello again.
+// brokers may still arrive until the brokers send another hello.
 func (w *world) restart() {
 	for name := range w.contracts {
 		w.lost[name] = true
@@ -521,7 +521,7 @@ func (w *world) restart() {
 	}
 	for _, g := range w.grants {
 		counts := slices.ContainsFunc(w.ledger.Outstanding(g.Broker), func(o ledger.Grant) bool { return o.Epoch == g.Epoch })
-		if w.heard[g.Broker] == g.session && !counts { // the grant was given up: a strict broker stops before the grant arrives
+		if w.received[g.Broker] == g.session && !counts { // the grant was given up: a strict broker stops before the grant arrives
 			w.void[g.Epoch] = true
 		}
 	}
@@ -530,7 +530,7 @@ func (w *world) restart() {
 		w.lastSession[n.id] = n.session
 	}
 	w.acks, w.renewals, w.hellos = nil, nil, nil
-	w.heard, w.process = map[string]int{}, map[string]int{}
+	w.received, w.process = map[string]int{}, map[string]int{}
 }
 
 // everyone returns all brokers, because any broker may hold a part of any contract.
@@ -787,7 +787,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 				n := broker(t)
 				h := n.topics[rapid.SampledFrom(topicNames).Draw(t, "topic")]
 				if h == nil || n.attached {
-					t.Skip("only while away: else it would acknowledge")
+					t.Skip("only while disconnected: else it would acknowledge")
 				}
 				h.share, h.base, h.tokens = tokenbucket.Share{}, tokenbucket.Share{}, 0
 			},
@@ -821,7 +821,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			"send once more": func(t *rapid.T) {
 				n := broker(t)
 				for _, g := range w.ledger.Outstanding(n.id) {
-					w.grants = append(w.grants, grantMsg{g, w.heard[n.id]})
+					w.grants = append(w.grants, grantMsg{g, w.received[n.id]})
 				}
 			},
 		}
@@ -832,7 +832,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 	})
 }
 
-// A process dies while a hello of its next session is on the way. The hello says that the process never applied its last
+// A process dies while a hello of its next session is on the way. The hello reports that the process never applied its last
 // grant, so the tokens of the grant return to the pool.
 func TestLateHelloOfADeadProcessReturnsTokens(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) { // draws nothing

@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Grant tells a broker the share that it holds from now on.
+// Grant is the share that a broker holds from now on.
 type Grant struct {
 	Broker string
 	Topic  string
@@ -62,7 +62,7 @@ const (
 	Strict
 )
 
-// Leases are the times that a broker may continue without hearing from the ledger. The broker counts
+// Leases are the times that a broker may continue without an answer of the ledger. The broker counts
 // them from its request, the ledger from the (later) receipt of the request.
 type Leases struct {
 	// Flex is the lease of the flexible parts; 0: every share is all base.

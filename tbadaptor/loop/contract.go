@@ -308,7 +308,7 @@ func (s *Server) End(_ context.Context, broker, instance string) ([]*srtmv1.Free
 	return freed, toStatus(err)
 }
 
-// free frees a broker's shares. The loaddistributor logs why it asked.
+// free frees a broker's shares. The loaddistributor logs its reason.
 func (s *Server) free(reason, broker string, release func(*adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error)) (list []*srtmv1.FreedShare, err error) {
 	err = s.change(reason, func(m *adaptor.Machine) ([]ledger.Grant, error) {
 		freed, grants, err := release(m)

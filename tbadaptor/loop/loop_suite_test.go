@@ -102,7 +102,7 @@ func (a *adaptor) open() *node {
 	return n
 }
 
-// join opens a session, says hello, and waits until the adaptor has received the hello.
+// join opens a session, sends a hello, and waits until the adaptor has received the hello.
 func (a *adaptor) join(id, instance string, held ...*srtmv1.HeldShare) *node {
 	GinkgoHelper()
 	n := a.open()

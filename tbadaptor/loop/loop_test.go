@@ -143,7 +143,7 @@ var _ = Describe("SetContract", func() {
 		Consistently(b1.grants, "10ms").ShouldNot(Receive())
 	})
 
-	It("is told when the contract is removed meanwhile, or the adaptor stops", func() {
+	It("ends when the contract is removed meanwhile, or the adaptor stops", func() {
 		a := newAdaptor(config())
 		a.join("b1", "i")
 		done := a.set(ctx, contract("t", 100_000, 10, members("b1", 100_000, 10)))
@@ -337,7 +337,7 @@ var _ = Describe("Adopting a contract", func() {
 			Equal(map[string][2]int64{"b1": {50_000, 5}, "b2": {50_000, 5}}))
 	})
 
-	It("takes an operator's word that a member is dead", func() {
+	It("frees the share of a member that an operator declares dead", func() {
 		a := newAdaptor(config())
 		b1 := a.join("b1", "i", heldShare("t", 70, 50_000, 5))
 		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
@@ -523,7 +523,7 @@ var _ = Describe("A configuration", func() {
 		Expect(err).To(HaveOccurred())
 	})
 
-	It("has series of 500 topics, the first by name, and says of how many it has none", func() {
+	It("has series of 500 topics, the first by name, and counts the topics without series", func() {
 		cfg := config()
 		reg := prometheus.NewRegistry()
 		cfg.Metrics = reg
@@ -546,7 +546,7 @@ var _ = Describe("A configuration", func() {
 		Expect(series).To(And(HaveKeyWithValue("srtm_tbadaptor_pool_tokens", 500), HaveKeyWithValue("srtm_tbadaptor_share_rate", 500), HaveKey("srtm_tbadaptor_topics_without_series")))
 	})
 
-	It("numbers its answers, and says no more than that nothing has changed", func() {
+	It("numbers its answers, and answers no more than that nothing has changed", func() {
 		a := newAdaptor(config())
 		broker := a.join("b1", "i")
 		set := func(topic string) {
@@ -658,7 +658,7 @@ var _ = Describe("Two adaptors at once", func() {
 		second.send(hello("b2", 5))
 		Eventually(second.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonNotLeading)))
 		Expect(first.server.State().Connected).To(BeEmpty())
-		Consistently(b1.grants, "20ms").ShouldNot(Receive(), "the second has not heard b2")
+		Consistently(b1.grants, "20ms").ShouldNot(Receive(), "b2 has not reported to the second")
 	})
 
 	It("end by themselves, unasked", func() {
@@ -666,7 +666,7 @@ var _ = Describe("Two adaptors at once", func() {
 		Eventually(b2.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonNotLeading)))
 	})
 
-	It("are told apart by their terms: a broker that has followed the second is none of the first's", func() {
+	It("are distinguished by their terms: a broker that has followed the second is none of the first's", func() {
 		reconnected := first.open()
 		reconnected.send(hello("b1", 6))
 		Eventually(reconnected.ended).Should(Receive(fails(codes.FailedPrecondition, loop.ReasonOldTerm)))

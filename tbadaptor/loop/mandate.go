@@ -45,7 +45,7 @@ func (s *Server) Lead(_ context.Context, req *srtmv1.LeadRequest) (*srtmv1.LeadR
 	if req.Instance == m.instance {
 		if stamp <= 0 || stamp > now || lease <= 0 || lease > maxMandate {
 			var bad badRequest
-			bad.Add("lease", "%v from %d on, it is %d now: want up to %v from a time that it has said", lease, req.Stamp, now, maxMandate)
+			bad.Add("lease", "%v from %d on, it is %d now: want up to %v from a time that it has sent", lease, req.Stamp, now, maxMandate)
 			return nil, toStatus(bad)
 		}
 		until := stamp.Add(lease)
@@ -53,7 +53,7 @@ func (s *Server) Lead(_ context.Context, req *srtmv1.LeadRequest) (*srtmv1.LeadR
 		case leads:
 			m.until.Store(int64(max(m.Until(), until)))
 		case !now.Before(until):
-			// Too late to lead; the response tells the caller.
+			// Too late to lead; the response shows this.
 		case req.Term <= m.Number():
 			return nil, toStatus(fmt.Errorf("%w: it has acted in term %d, and term %d is to begin", errOldTerm, m.Number(), req.Term))
 		default:

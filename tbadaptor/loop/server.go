@@ -186,7 +186,7 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// emptyLocked replaces the ledger by an empty ledger, which has heard no broker. Requires: mu held; no
+// emptyLocked replaces the ledger by an empty ledger, without reports of brokers. Requires: mu held; no
 // sessions.
 func (s *Server) emptyLocked() {
 	s.mu.ledgerStart = time.Now()
@@ -352,7 +352,7 @@ func (s *Server) tune(moving bool) {
 	}
 }
 
-// lendLocked tells a broker that its lease was renewed. Requires: mu held.
+// lendLocked sends a broker the renewal of its lease. Requires: mu held.
 func (s *Server) lendLocked(open *session, stamp uint64) {
 	open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Lease{Lease: &srtmv1.Lease{
 		Stamp: stamp, Flex: durationpb.New(s.cfg.Leases.Flex), Session: durationpb.New(s.cfg.Leases.Session),

@@ -29,7 +29,7 @@ type outcome struct {
 	healed     time.Duration // from the trouble to the end of the last second in which more than 1 % of all messages missed the SLO
 }
 
-// step and window are the adaptor's defaults. Every beat, leases are renewed and expire.
+// step and window are the adaptor's defaults. At every heartbeat, leases are renewed and expire.
 const (
 	step        = time.Second
 	window      = 10 * time.Second
