@@ -72,7 +72,7 @@ func echo(at string) error {
 		return err
 	}
 	defer conn.Close()
-	ready, err := net.Listen("tcp", at) // tells Bare that the floor is ready
+	ready, err := net.Listen("tcp", at) // signals to Bare that the floor is ready
 	if err != nil {
 		return err
 	}

@@ -91,7 +91,7 @@ func foreign(cell, drivers string) (missing []string) {
 	return missing
 }
 
-// The paper's column is an input. The drivers have the input, whoever wrote the table last.
+// The paper's column is an input. The drivers have the input, whichever driver wrote the table last.
 func TestPapersColumnComesFromDrivers(t *testing.T) {
 	var drivers strings.Builder
 	for _, name := range testkit.Result(filepath.Glob("*.go")).Must(t) {

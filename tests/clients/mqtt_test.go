@@ -141,7 +141,7 @@ func (d device) order(mode, address, id, topic string) order {
 	return order{Library: d.kind, Version: d.version, Mode: mode, TCP: address, ClientID: id, Topic: topic}
 }
 
-// subscriber starts a subscriber and waits for its SUBACK. present tells whether the broker had a
+// subscriber starts a subscriber and waits for its SUBACK. present is whether the broker had a
 // session, if the library reports it.
 func (d device) subscriber(t *testing.T, s *site, o order) (c *driver, present bool) {
 	t.Helper()
@@ -305,7 +305,7 @@ func deviceHasAWill(t *testing.T, d device, s *site) {
 		c, _ := d.subscriber(t, s, o)
 		return c
 	}
-	if d.kind != "mosquitto" || d.version != 5 { // mosquitto_sub asks for its will with DISCONNECT
+	if d.kind != "mosquitto" || d.version != 5 { // mosquitto_sub requests its will with DISCONNECT
 		withWill("polite").end()
 	}
 	rude := withWill("rude")
@@ -344,7 +344,7 @@ func deviceSendsLarge(t *testing.T, d device, s *site) {
 	c.end()
 }
 
-// A session lasts until its expiry: the device gets what came while it was away. A clean start, or no
+// A session lasts until its expiry: the device gets what came while it was disconnected. A clean start, or no
 // expiry, ends the session.
 func deviceResumes(t *testing.T, d device, s *site) {
 	b := mqtt(t, false)

@@ -145,7 +145,7 @@ func TestAnyBrokerTakesAnyTopic(t *testing.T) {
 		text = wire.AppendPub(text, own, []byte(body))
 		want = append(want, body)
 	}
-	go func() { _, _ = p.nc.Write(text) }() // the answers tell
+	go func() { _, _ = p.nc.Write(text) }() // the answers show a failure
 	for range 2 * n {
 		p.want("OK")
 	}

@@ -223,7 +223,7 @@ func TestAuth(t *testing.T) {
 		p.raw(sized("AUTH", "s"))
 		p.fatal("E_INVALID")
 	})
-	check(t, "after the time to live it is asked again", func(t *testing.T) {
+	check(t, "after the time to live it gets another query", func(t *testing.T) {
 		short := allow(".*", ".*", "subscribe", "publish")
 		short.TTL = 1
 		n, g := guarded(t, map[string]any{"s": short})
@@ -294,7 +294,7 @@ func TestAuth(t *testing.T) {
 				testkit.Equal(t, answer.StatusCode, map[bool]int{true: c.status, false: 200}[ours], "%s with %+v", path, c)
 			}
 		}
-		// nsqd remembers the grant, and asks again for secrets without a grant.
+		// nsqd remembers the grant, and queries again for secrets without a grant.
 		if asked := len(g.asked()); ours && asked != 3 || !ours && asked != 0 {
 			t.Errorf("asked %d times", asked)
 		}

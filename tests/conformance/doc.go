@@ -1,4 +1,4 @@
-// Package conformance tells whether a program behaves as nsqd 1.3 does, from the outside: raw bytes
+// Package conformance checks whether a program behaves as nsqd 1.3 does, from the outside: raw bytes
 // over TCP, HTTP requests, signals and flags. The package contains only tests. They know the public
 // documentation of NSQ and the behaviour that its client libraries rely on. They must not import
 // nsqd's own packages, so that a mistake of our codec cannot hide from them.

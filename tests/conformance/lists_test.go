@@ -82,7 +82,7 @@ var deliberate = []difference{
 		Key:  "eager-flush",
 		NSQ:  "keeps a message until output_buffer_size is full or output_buffer_timeout is over",
 		SRTM: "writes when nothing more is ready; the timeout is an upper bound",
-		Why:  "client libraries ask for 250 ms without being told to, which no latency objective survives",
+		Why:  "client libraries request 250 ms by default, which no latency objective survives",
 		Page: "`output_buffer_timeout` is an upper bound",
 	},
 }
@@ -121,7 +121,7 @@ func staleEntries() error {
 	return errors.Join(errs...)
 }
 
-// Every deliberate difference states its reason, and the protocol page tells users about it.
+// Every deliberate difference states its reason, and the protocol page lists it.
 func TestDifferencesAreDocumented(t *testing.T) {
 	page := testkit.Result(os.ReadFile("../../docs/protocol.md")).Must(t)
 	keys := map[string]bool{}

@@ -33,7 +33,7 @@ type registry struct {
 
 	mu struct {
 		sync.Mutex
-		said     []string // commands, in the order of arrival
+		commands []string // in the order of arrival
 		identity []map[string]any
 		conns    []net.Conn
 		channels []string // of any topic
@@ -107,14 +107,14 @@ func (r *registry) know(channels ...string) {
 func (r *registry) note(line string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.mu.said = append(r.mu.said, line)
+	r.mu.commands = append(r.mu.commands, line)
 }
 
-// heard returns the commands from the given position on.
-func (r *registry) heard(from int) []string {
+// received returns the commands from the given position on.
+func (r *registry) received(from int) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.mu.said[min(from, len(r.mu.said)):])
+	return slices.Clone(r.mu.commands[min(from, len(r.mu.commands)):])
 }
 
 func (r *registry) serve(nc net.Conn) error {
@@ -184,14 +184,14 @@ func (r *registry) identify(in io.Reader) (answer string, err error) {
 	return fmt.Sprintf(`{"tcp_port":%s,"http_port":%s,"version":"1.3.0","broadcast_address":%q,"hostname":"registry.example"}`, tcp, port, host), nil
 }
 
-// hears waits for commands, in any order, from the given place on.
-func (r *registry) hears(from int, want ...string) {
+// receives waits for commands, in any order, from the given place on.
+func (r *registry) receives(from int, want ...string) {
 	r.t.Helper()
 	testkit.WaitUntil(r.t, func() string {
-		said := r.heard(from)
+		commands := r.received(from)
 		for _, line := range want {
-			if !slices.Contains(said, line) {
-				return fmt.Sprintf("no %q in %q", line, said)
+			if !slices.Contains(commands, line) {
+				return fmt.Sprintf("no %q in %q", line, commands)
 			}
 		}
 		return ""
@@ -202,20 +202,20 @@ func (r *registry) hears(from int, want ...string) {
 // answer to its IDENTIFY.
 func (r *registry) acquainted(n *node) {
 	r.t.Helper()
-	r.hears(0, "IDENTIFY")
+	r.receives(0, "IDENTIFY")
 	n.does(r.t, "/topic/create?topic=acquainted")
-	r.hears(0, "REGISTER acquainted")
+	r.receives(0, "REGISTER acquainted")
 }
 
 // place returns the position of the next command.
-func (r *registry) place() int { return len(r.heard(0)) }
+func (r *registry) place() int { return len(r.received(0)) }
 
 func TestLookupd(t *testing.T) {
 	group(t)
 	check(t, "identifies itself", func(t *testing.T) {
 		r := newRegistry(t)
 		n := start(t, r.flag(), "--broadcast-tcp-port=1234", "--broadcast-http-port=1235", "--broadcast-address=broker.example")
-		r.hears(0, "IDENTIFY")
+		r.receives(0, "IDENTIFY")
 		o := r.identity()
 		has(t, o, "version", "broadcast_address", "hostname", "tcp_port", "http_port")
 		if o["broadcast_address"] != "broker.example" || o["tcp_port"] != 1234.0 || o["http_port"] != 1235.0 {
@@ -226,7 +226,7 @@ func TestLookupd(t *testing.T) {
 	check(t, "with the ports it listens at", func(t *testing.T) {
 		r := newRegistry(t)
 		n := start(t, r.flag())
-		r.hears(0, "IDENTIFY")
+		r.receives(0, "IDENTIFY")
 		o := r.identity()
 		for key, address := range map[string]string{"tcp_port": n.tcp, "http_port": n.http} {
 			_, port, _ := net.SplitHostPort(address)
@@ -238,28 +238,28 @@ func TestLookupd(t *testing.T) {
 	check(t, "registers and unregisters", func(t *testing.T) {
 		r := newRegistry(t)
 		n := start(t, r.flag())
-		r.hears(0, "IDENTIFY")
+		r.receives(0, "IDENTIFY")
 		n.publish(t, "t", "x")
-		r.hears(0, "REGISTER t")
+		r.receives(0, "REGISTER t")
 		n.consumer(t, "t", "ch")
-		r.hears(0, "REGISTER t ch")
+		r.receives(0, "REGISTER t ch")
 		n.does(t, "/topic/create?topic=u")
 		n.does(t, "/channel/create?topic=u&channel=ch")
-		r.hears(0, "REGISTER u", "REGISTER u ch")
+		r.receives(0, "REGISTER u", "REGISTER u ch")
 		n.does(t, "/channel/delete?topic=t&channel=ch")
-		r.hears(0, "UNREGISTER t ch")
+		r.receives(0, "UNREGISTER t ch")
 		n.does(t, "/topic/delete?topic=u")
-		r.hears(0, "UNREGISTER u ch", "UNREGISTER u")
+		r.receives(0, "UNREGISTER u ch", "UNREGISTER u")
 	})
 	check(t, "ephemeral ones too", func(t *testing.T) {
 		r := newRegistry(t)
 		n := start(t, r.flag())
 		c := n.consumer(t, "t#ephemeral", "ch#ephemeral")
-		r.hears(0, "REGISTER t#ephemeral", "REGISTER t#ephemeral ch#ephemeral")
+		r.receives(0, "REGISTER t#ephemeral", "REGISTER t#ephemeral ch#ephemeral")
 		c.nc.Close()
-		r.hears(0, "UNREGISTER t#ephemeral ch#ephemeral", "UNREGISTER t#ephemeral")
+		r.receives(0, "UNREGISTER t#ephemeral ch#ephemeral", "UNREGISTER t#ephemeral")
 	})
-	check(t, "nothing is said twice without need", func(t *testing.T) {
+	check(t, "nothing is sent twice without need", func(t *testing.T) {
 		r := newRegistry(t)
 		n := start(t, r.flag())
 		r.acquainted(n)
@@ -267,40 +267,40 @@ func TestLookupd(t *testing.T) {
 			n.publish(t, "t", "x")
 			n.consumer(t, "t", "ch")
 		}
-		r.hears(0, "REGISTER t ch")
+		r.receives(0, "REGISTER t ch")
 		n.does(t, "/topic/create?topic=last")
-		r.hears(0, "REGISTER last")
+		r.receives(0, "REGISTER last")
 		for _, line := range []string{"IDENTIFY", "REGISTER t", "REGISTER t ch"} {
-			if count := len(slices.DeleteFunc(r.heard(0), func(s string) bool { return s != line })); count != 1 {
-				t.Errorf("%q was said %d times: %q", line, count, r.heard(0))
+			if count := len(slices.DeleteFunc(r.received(0), func(s string) bool { return s != line })); count != 1 {
+				t.Errorf("%q was sent %d times: %q", line, count, r.received(0))
 			}
 		}
 	})
-	check(t, "connects again and says all again", func(t *testing.T) {
+	check(t, "connects again and sends all again", func(t *testing.T) {
 		r := newRegistry(t)
 		n := start(t, r.flag())
 		n.consumer(t, "t", "ch")
-		r.hears(0, "REGISTER t ch")
+		r.receives(0, "REGISTER t ch")
 		at := r.place()
 		r.drop()
 		n.does(t, "/topic/create?topic=new")
 		n.does(t, "/topic/create?topic=newer")
 		// A channel's line also registers the channel's topic.
-		r.hears(at, "IDENTIFY", "REGISTER t ch", "REGISTER new", "REGISTER newer")
+		r.receives(at, "IDENTIFY", "REGISTER t ch", "REGISTER new", "REGISTER newer")
 	})
 	check(t, "all of several", func(t *testing.T) {
 		a, b := newRegistry(t), newRegistry(t)
 		n := start(t, a.flag(), b.flag())
 		n.consumer(t, "t", "ch")
-		a.hears(0, "IDENTIFY", "REGISTER t ch")
-		b.hears(0, "IDENTIFY", "REGISTER t ch")
+		a.receives(0, "IDENTIFY", "REGISTER t ch")
+		b.receives(0, "IDENTIFY", "REGISTER t ch")
 	})
-	check(t, "one that is away does not matter", func(t *testing.T) {
+	check(t, "one that is unavailable does not matter", func(t *testing.T) {
 		unused := localtest.Ports(t, 1)
 		r := newRegistry(t)
 		n := start(t, "--lookupd-tcp-address="+unused[0], r.flag())
 		n.consumer(t, "t", "ch")
-		r.hears(0, "REGISTER t ch")
+		r.receives(0, "REGISTER t ch")
 		n.open(t).round(n)
 	})
 	check(t, "pings", func(t *testing.T) {
@@ -308,27 +308,27 @@ func TestLookupd(t *testing.T) {
 		start(t, r.flag())
 		begin := time.Now()
 		for range ticks(2 * patience) { // every 15 s
-			if slices.Contains(r.heard(0), "PING") {
+			if slices.Contains(r.received(0), "PING") {
 				return
 			}
 		}
-		t.Fatalf("no PING in %v: %q", time.Since(begin), r.heard(0))
+		t.Fatalf("no PING in %v: %q", time.Since(begin), r.received(0))
 	})
 	check(t, "addresses change at run time", func(t *testing.T) {
 		a, b := newRegistry(t), newRegistry(t)
 		n := start(t, a.flag())
 		n.does(t, "/topic/create?topic=t")
-		a.hears(0, "REGISTER t")
+		a.receives(0, "REGISTER t")
 		list := fmt.Sprintf("[%q]", b.ln.Addr().String())
 		if r := n.web(t, http.MethodPut, "/config/nsqlookupd_tcp_addresses", list); r.status != http.StatusOK {
 			t.Fatalf("got %d %s", r.status, r.body)
 		}
-		b.hears(0, "IDENTIFY", "REGISTER t")
+		b.receives(0, "IDENTIFY", "REGISTER t")
 		at := a.place()
 		n.does(t, "/topic/create?topic=u")
-		b.hears(0, "REGISTER u")
-		if said := a.heard(at); slices.Contains(said, "REGISTER u") {
-			t.Errorf("the old one was told: %q", said)
+		b.receives(0, "REGISTER u")
+		if commands := a.received(at); slices.Contains(commands, "REGISTER u") {
+			t.Errorf("the old one received %q", commands)
 		}
 	})
 	check(t, "a new topic begins with the channels others know", func(t *testing.T) {
@@ -336,7 +336,7 @@ func TestLookupd(t *testing.T) {
 		r.know("left", "right", "gone#ephemeral")
 		n := start(t, r.flag())
 		r.acquainted(n)
-		// Upstream's nsqd asks once and continues without an answer in time.
+		// Upstream's nsqd sends one request and continues without an answer in time.
 		var topics []string
 		testkit.WaitUntil(t, func() string {
 			topic := n.topic()

@@ -150,15 +150,15 @@ func TestFlags(t *testing.T) {
 		text := fmt.Sprintf("nsqlookupd_tcp_addresses = [%q, %q]\n", a.ln.Addr(), b.ln.Addr())
 		path := testkit.File(t, "nsqd.cfg", text)
 		start(t, "--config="+path)
-		a.hears(0, "IDENTIFY")
-		b.hears(0, "IDENTIFY")
+		a.receives(0, "IDENTIFY")
+		b.receives(0, "IDENTIFY")
 	})
 }
 
 // A program that starts an nsqd on ports of the system's choice reads the ports in nsqd's log.
 func TestPortsOfTheSystem(t *testing.T) {
 	group(t)
-	check(t, "in the log, and wherever they are told", func(t *testing.T) {
+	check(t, "in the log, in /info and in the registration", func(t *testing.T) {
 		r := newRegistry(t)
 		dir := t.TempDir()
 		cert := testkit.NewAuthority(t).Certificate("nsqd")
@@ -179,9 +179,9 @@ func TestPortsOfTheSystem(t *testing.T) {
 		if r, err := fetchBy(by, http.MethodGet, "https://"+at["HTTPS"]+"/ping", nil); err != nil || r.body != "OK" {
 			t.Errorf("HTTPS: %+v, %v", r, err)
 		}
-		r.hears(0, "REGISTER t")
-		for where, told := range map[string]map[string]any{"info": n.get(t, "/info").object(t), "registration": r.identity()} {
-			if got := fmt.Sprintf("127.0.0.1:%v 127.0.0.1:%v", told["tcp_port"], told["http_port"]); got != n.tcp+" "+n.http {
+		r.receives(0, "REGISTER t")
+		for where, info := range map[string]map[string]any{"info": n.get(t, "/info").object(t), "registration": r.identity()} {
+			if got := fmt.Sprintf("127.0.0.1:%v 127.0.0.1:%v", info["tcp_port"], info["http_port"]); got != n.tcp+" "+n.http {
 				t.Errorf("%s: %s, want %s %s", where, got, n.tcp, n.http)
 			}
 		}

@@ -31,7 +31,7 @@ func trusting(a *testkit.Authority) *tls.Config {
 	return &tls.Config{RootCAs: a.Pool, ServerName: "127.0.0.1"}
 }
 
-// encrypt asks for TLS, with other fields, and continues over TLS.
+// encrypt requests TLS, with other fields, and continues over TLS.
 func (p *peer) encrypt(config *tls.Config, fields ...string) {
 	p.t.Helper()
 	all := map[string]any{"tls_v1": true}
@@ -124,14 +124,14 @@ func TestTLS(t *testing.T) {
 		p.encrypt(trusting(a))
 		p.round(n)
 	})
-	check(t, "not asked for", func(t *testing.T) {
+	check(t, "not requested", func(t *testing.T) {
 		n, _ := secured(t)
 		p := n.open(t)
 		testkit.MustEqual(t, p.identify(nil)["tls_v1"], false, "tls_v1")
 		p.round(n)
 		n.open(t).round(n)
 	})
-	check(t, "asked for without feature negotiation", func(t *testing.T) {
+	check(t, "requested without feature negotiation", func(t *testing.T) {
 		n, _ := secured(t)
 		p := n.open(t)
 		p.raw(identity(t, map[string]any{"tls_v1": true}))

@@ -18,7 +18,7 @@ func TestUpstreamConforms(t *testing.T) {
 		t.Skip("the nsqd under test was chosen by the environment")
 	}
 	if filtered() {
-		t.Skip("only a part of the cases was asked for")
+		t.Skip("only a part of the cases was requested")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()

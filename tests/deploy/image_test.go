@@ -106,7 +106,7 @@ func goEnv(t *testing.T, name string) string {
 	return strings.TrimSpace(command(t, "go", "env", name))
 }
 
-// curl asks a container, until it answers.
+// curl sends a request to a container, until it answers.
 func (c *containers) curl(args ...string) string {
 	c.t.Helper()
 	args = append([]string{"--net=/run/netns/" + c.space.Name, "curl", "-sS", "--fail", "--retry", "100", "--retry-all-errors", "--retry-delay", "1"}, args...)

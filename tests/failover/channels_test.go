@@ -147,7 +147,7 @@ func TestAChannelFollowsItsTopic(t *testing.T) {
 					c.kill(0)
 					c.start(0)
 					c.connect(2)
-					testkit.WaitFor(t, "the broker has said what it holds", func() bool { // otherwise the share is lost with the broker
+					testkit.WaitFor(t, "the broker has reported what it holds", func() bool { // otherwise the share is lost with the broker
 						for _, b := range c.topic("t").GetStatus().GetBrokers() {
 							if b.BrokerId == fmt.Sprintf("b%d", from+1) {
 								return b.GetShare().GetRateMilli() > 0
@@ -192,7 +192,7 @@ func TestABrokerReturnsToOtherChannels(t *testing.T) {
 		localtest.MustAsk(t, http.MethodPost, "http://"+f.brokers[0].HTTP+path+"?topic=t&channel="+channel, "")
 	}
 	on("/channel/delete", "deleted")
-	on("/channel/delete", "deleted") // NSQ's tools ask each broker
+	on("/channel/delete", "deleted") // NSQ's tools send requests to each broker
 	on("/channel/delete", "anew")
 	subscribe(t, f.brokers[0], "t", "anew")
 	on("/channel/pause", "all")

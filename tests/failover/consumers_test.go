@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// reader is a stock consumer that asks nsqlookupd at the start, and when a connection ends.
+// reader is a stock consumer that queries nsqlookupd at the start, and when a connection ends.
 type reader struct {
 	mu      sync.Mutex
 	dialled map[string]int64 // time of the first dial, ns, by broker

@@ -107,7 +107,7 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 	heardAgain := func(what string) {
 		t.Helper()
 		from := time.Now()
-		testkit.WaitFor(t, what+": publishers are heard", func() bool {
+		testkit.WaitFor(t, what+": publishers are seen", func() bool {
 			now, _ := c.known(topic)
 			return !slices.ContainsFunc(ids, func(id string) bool { return !now[id].GetLastHeard().AsTime().After(from) })
 		})
@@ -122,7 +122,7 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 	back, err := local.NSQDAt(c.release.nsqd, b.Dir, b.TCP, b.HTTP, b.Flags...)
 	c.brokers[0] = localtest.Watch(t, back, err)
 
-	// Each of these identities is heard once, or twice by chance.
+	// Each of these identities is seen once, or twice by chance.
 	rng := rand.New(rand.NewPCG(1, 2))
 	for n := range 3000 {
 		p, err := localtest.NewProducer(c.brokers[n%2].TCP, fmt.Sprintf("hostile-%d", rng.Uint64()))

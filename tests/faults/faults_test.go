@@ -69,7 +69,7 @@ type cluster struct {
 	store     []string                                          // flags of the loaddistributor's store
 	durable   []string                                          // durability flags of the brokers
 	ledger    ledger
-	creations atomic.Int64  // attempts to create the topic, without the first; the latency of its SLO tells the attempt
+	creations atomic.Int64  // attempts to create the topic, without the first; the latency of its SLO identifies the attempt
 	undrain   []func() bool // ends of drains that the control plane has not acknowledged
 
 	// The adaptor is a separate process, which brokers and the loaddistributor reach through the link.
@@ -537,7 +537,7 @@ func (c *cluster) drain(b *broker, longest time.Duration) mishap {
 	}
 	return mishap{
 		"drains", b.name + "'s drain",
-		func() { _ = order(false) }, // the control plane may be away
+		func() { _ = order(false) }, // the control plane may be unavailable
 		func() { c.undrain = append(c.undrain, func() bool { return order(true) == nil }) }, longest,
 	}
 }
@@ -620,7 +620,7 @@ func (a *administration) update(contract tokenbucket.Share) error {
 	})
 }
 
-// look asks which brokers may still use former shares, if any may.
+// look reads which brokers may still use former shares, if any may.
 func (a *administration) look() {
 	if len(a.promises.last().former) == 0 {
 		return

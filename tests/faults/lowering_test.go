@@ -64,7 +64,7 @@ func (b *broker) left(t *testing.T, after mono.Time) (n int, last mono.Time) {
 	return n, last
 }
 
-// A strict broker that is cut off does not hear of an update. The broker stops with its lease, no
+// A strict broker that is cut off does not receive an update. The broker stops with its lease, no
 // later and with no more messages than the update's answer states.
 func TestAStrictBrokerStopsWhenTheUpdateSaysSo(t *testing.T) {
 	const session, bound = 2 * time.Second, 50 * time.Millisecond // of shortLeases
@@ -76,7 +76,7 @@ func TestAStrictBrokerStopsWhenTheUpdateSaysSo(t *testing.T) {
 	testkit.Must(t, a.update(tokenbucket.Share{Rate: lowestRate * 1000, Burst: burst / 2}))
 	acknowledged := clock.Mono()
 	said := a.promises.last().former
-	f, named := said[strict.name] // on a busy machine the others may be away, too, for a moment
+	f, named := said[strict.name] // on a busy machine the others may be disconnected, too, for a moment
 	if !named || f.until == mono.Never || f.until > cut.Add(session+bound+unsure) {
 		t.Fatalf("%v after the broker was cut off, the update says %+v", acknowledged.Sub(cut), said)
 	}
@@ -137,7 +137,7 @@ func TestRestartsForgetNoFormerContract(t *testing.T) {
 			restart()
 			lower := tokenbucket.Share{Rate: lowestRate * 1000, Burst: burst / 3}
 			testkit.WaitFor(t, "the topic is lowered on the other brokers", func() bool { return a.update(lower) == nil })
-			// The update waits for the other brokers, but not for brokers that are away for a moment, as they may be on a
+			// The update waits for the other brokers, but not for brokers that are disconnected for a moment, as they may be on a
 			// busy machine.
 			a.until("the contract is in force on the other brokers", func(former map[string]former) bool {
 				f, named := former[away.name]

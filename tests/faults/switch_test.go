@@ -55,7 +55,7 @@ func (c *cluster) watch(ctx context.Context, b *broker) {
 	}
 }
 
-// shares asks the process with the adaptor.
+// shares reads the shares from the process with the adaptor.
 func (c *cluster) shares() *srtmv1.TopicShares {
 	address := c.grpc
 	if c.apart {
@@ -94,7 +94,7 @@ func (c *cluster) redeploy(apart bool, meanwhile func()) (before map[string]agen
 		c.must(c.adaptor.Stop())
 	}
 	before = map[string]agent.HoldingState{}
-	testkit.WaitFor(c.t, "brokers see that the adaptor is away", func() bool {
+	testkit.WaitFor(c.t, "brokers see that the adaptor is unavailable", func() bool {
 		for _, b := range c.brokers {
 			s, err := b.state()
 			if err != nil || s.Grants.Connected {

@@ -34,7 +34,7 @@ func TestPolicyIsReadAgain(t *testing.T) {
 	}
 	testkit.MustEqual(t, class(), "first")
 	rewrite(t, g.policy, policy("second")+"nonsense = \n")
-	testkit.WaitFor(t, "word of the fault", func() bool {
+	testkit.WaitFor(t, "a log line about the fault", func() bool {
 		return strings.Contains(g.Output(), "changed policy has faults; keeping the previous policy")
 	})
 	testkit.Equal(t, class(), "first")

@@ -10,9 +10,9 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// Nobody reads an nsqd's standard error, and its pipe is full. The nsqd starts, reports faults to bad
+// No process reads an nsqd's standard error, and its pipe is full. The nsqd starts, reports faults to bad
 // clients, serves the others, and stops. It used to freeze with the 446th bad client.
-func TestALogThatNobodyReads(t *testing.T) {
+func TestALogWithoutAReader(t *testing.T) {
 	nsqd := given()
 	if nsqd == "" {
 		nsqd = localtest.Program(t, "nsqd")

@@ -174,7 +174,7 @@ func TestDevicesPublishAndSubscribe(t *testing.T) {
 	testkit.WaitFor(t, "the new rules", func() bool { return publisher.publish("no/rule", "x", 1) == 0 })
 }
 
-// A kept session gets the messages that came while the client was away, also after kill -9 of the broker.
+// A kept session gets the messages that came while the client was disconnected, also after kill -9 of the broker.
 // The will of a kept session is published after the restart.
 func TestKeptSessionSurvivesKill(t *testing.T) {
 	b := start(t, "--durability=fsync")
@@ -220,8 +220,8 @@ func TestKeptSessionSurvivesKill(t *testing.T) {
 	testkit.Equal(t, string(got.Payload), "four")
 }
 
-// A connection with the same client id ends the older connection. A stopping broker says so.
-func TestBrokerSaysWhyItEndsAConnection(t *testing.T) {
+// A connection with the same client id ends the older connection. A stopping broker sends the reason.
+func TestBrokerSendsWhyItEndsAConnection(t *testing.T) {
 	b := start(t)
 	first := connect(t, b.mqtt, "same")
 	first.subscribe("t", 1)
@@ -295,7 +295,7 @@ func TestDeviceAtAnyBrokerOfACluster(t *testing.T) {
 }
 
 // A device has a session at each of two brokers. The end of the older session leaves the channel to the later
-// session, although the device is away.
+// session, although the device is disconnected.
 func TestLaterSessionAtAnotherBrokerKeepsItsChannel(t *testing.T) {
 	ports := localtest.Ports(t, 2)
 	c := localtest.Start(t, 0, nil)
@@ -310,7 +310,7 @@ func TestLaterSessionAtAnotherBrokerKeepsItsChannel(t *testing.T) {
 		later.subscribe("shared", 1)
 		older.vanish()
 		later.vanish()
-		message := "while away from " + ports[1-i]
+		message := "while disconnected from " + ports[1-i]
 		testkit.Equal(t, publisher.publish("shared", message, 1), 0)
 		testkit.WaitFor(t, "the end of the older session", func() bool {
 			return testkit.Result(localtest.Metric(c.Brokers[i], "srtm_nsqd_mqtt_sessions")).Must(t) == 0

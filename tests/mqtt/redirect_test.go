@@ -210,7 +210,7 @@ func TestFollowersMoveAndOthersStay(t *testing.T) {
 	})
 	progress("through the empty broker")
 
-	// The broker that stops says so to the clients that have stayed.
+	// The broker that stops reports this to the clients that have stayed.
 	testkit.Must(t, c.Brokers[home].Signal(syscall.SIGTERM))
 	for _, stayed := range senders[1:3] {
 		waitFor("the end of "+stayed.id, func() bool {

@@ -121,8 +121,8 @@ func (c *cluster) shuffle(sources map[string]*source) {
 	}
 }
 
-// A producer of a stock library follows the documentation: the producer asks where to publish, and
-// asks again when a connection ends.
+// A producer of a stock library follows the documentation: the producer requests its broker, and
+// requests it again when a connection ends.
 func TestStockProducersAreMoved(t *testing.T) {
 	c := startSized(t, 20_000, 20_000)
 	y := c.tally()

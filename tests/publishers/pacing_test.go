@@ -23,7 +23,7 @@ func TestPacingWithoutTheControlPlane(t *testing.T) {
 		"--slo-latency=10s", "--pacing", "--group=light:2:50:1:1", "--group=heavy:2:150:1:4")
 	c.consume(make(localtest.Bodies, 1_000_000))
 
-	var told [4]atomic.Int64 // how often each publisher was advised
+	var advised [4]atomic.Int64 // how often each publisher was advised
 	ids := []string{"light.0", "light.1", "heavy.0", "heavy.1"}
 	clients := make([]*client.Client, len(ids))
 	ctx, stop := context.WithCancel(t.Context())
@@ -41,7 +41,7 @@ func TestPacingWithoutTheControlPlane(t *testing.T) {
 			Address: c.RPC, Weight: []uint8{1, 1, 4, 4}[i],
 			OnPace: func(_ *client.Publisher, p client.Pace) {
 				if p.Paced {
-					told[i].Add(1)
+					advised[i].Add(1)
 				}
 			},
 		})
@@ -59,9 +59,9 @@ func TestPacingWithoutTheControlPlane(t *testing.T) {
 	}
 	again := func(what string) {
 		t.Helper()
-		for i := range told {
-			n := told[i].Load()
-			testkit.WaitFor(t, ids[i]+" is told "+what, func() bool { return told[i].Load() >= n+5 })
+		for i := range advised {
+			n := advised[i].Load()
+			testkit.WaitFor(t, ids[i]+" is advised "+what, func() bool { return advised[i].Load() >= n+5 })
 		}
 	}
 	again("its pace")

@@ -116,7 +116,7 @@ func TestReplacedOwnerStoresNothing(t *testing.T) {
 }
 
 // A broker claims its part while another broker takes the part over. The first broker's stored records
-// stay, and the other broker is told. After a takeover the part is gone, also for the former owner.
+// stay, and the other broker gets an error. After a takeover the part is gone, also for the former owner.
 func TestTakingAPartOver(t *testing.T) {
 	s := startServers(t, 3)
 	store := func(l *replicated.Log, body string) error {
@@ -184,8 +184,8 @@ func TestTakingAPartOver(t *testing.T) {
 	_, err := other.TakeOver("t", "b")
 	testkit.ErrorIs(t, err, replicated.ErrNoPart, "what was taken over is taken over again")
 	again := s.connect("b")
-	if topics, away, err := again.Topics(); err != nil || len(topics)+len(away) > 0 {
-		t.Errorf("its broker finds topics %q, %q away, %v", topics, away, err)
+	if topics, unavailable, err := again.Topics(); err != nil || len(topics)+len(unavailable) > 0 {
+		t.Errorf("its broker finds topics %q, %q unavailable, %v", topics, unavailable, err)
 	}
 	l, err := again.Open("t", 0)
 	testkit.Must(t, err)
@@ -204,7 +204,7 @@ func TestTakingAPartOver(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// One answer of each kind is lost: a takeover, and a deletion, asks again.
+// One answer of each kind is lost: a takeover, and a deletion, is sent again.
 func TestAnswersAreLost(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)

@@ -65,7 +65,7 @@ func numbered(from, to int) (all []string) {
 	return all
 }
 
-// A broker stood still, does not know of a takeover by another broker, and is told to delete the
+// A broker stood still, does not know of a takeover by another broker, and gets the order to delete the
 // topic. The records not yet copied by the other broker stay.
 func TestWhatIsTakenOverIsNotRemovedByWhoHadIt(t *testing.T) {
 	s := startServers(t, 1)
@@ -167,9 +167,9 @@ func TestAStreamThatIsNoTopics(t *testing.T) {
 	s := startServers(t, 1)
 	for _, subjects := range [][]string{{"srtm.log.*.b"}, {"srtm.log.t.b", "audit"}} {
 		testkit.Result(s.operator().CreateStream(t.Context(), jetstream.StreamConfig{Name: "AUDIT", Subjects: subjects})).Must(t)
-		topics, away, err := s.connect("b").Topics()
+		topics, unavailable, err := s.connect("b").Topics()
 		testkit.Must(t, err)
-		testkit.EqualSlices(t, append(topics, away...), nil, "topics beside %q", subjects)
+		testkit.EqualSlices(t, append(topics, unavailable...), nil, "topics beside %q", subjects)
 		testkit.NoError(t, s.operator().DeleteStream(t.Context(), "AUDIT"), "it is there")
 	}
 }

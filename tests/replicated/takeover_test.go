@@ -218,7 +218,7 @@ func startBroker(t *testing.T, s *servers, id string) (*broker.Broker, *broker.T
 }
 
 // restoredBroker starts a broker in this process from the data in the folder and the cluster; alone:
-// no loaddistributor tells the broker its topics.
+// no loaddistributor sends the broker its topics.
 func restoredBroker(t *testing.T, c *replicated.Cluster, dir string, alone bool) (b *broker.Broker, end func()) {
 	t.Helper()
 	storage, err := broker.OpenStorage(broker.StorageConfig{
@@ -398,7 +398,7 @@ func TestAChannelThatWasDeletedDoesNotComeBack(t *testing.T) {
 		a, _ := restoredBroker(t, c, t.TempDir(), false)
 		prepare(t, a, identity, 4, created("anew", 3), created("deleted", 4), created("kept", 2))
 		topic := testkit.Result(a.Topic([]byte("t"))).Must(t)
-		testkit.Must(t, topic.CreateChannel("own")) // while the control plane was away
+		testkit.Must(t, topic.CreateChannel("own")) // while the control plane was unavailable
 		share := tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 10}
 		testkit.Result(a.Node().Grant("t", share, share, mono.Never, mono.Never, 10*tokenbucket.Token)).Must(t)
 		for i := range 2 {
@@ -491,7 +491,7 @@ func TestABrokerThatWasTakenOverYields(t *testing.T) {
 }
 
 // deletedWithoutServers returns a broker and its connection. The broker's topic t had one message. The
-// broker was told to delete the topic while no server was there.
+// broker got the order to delete the topic while no server was there.
 func deletedWithoutServers(t *testing.T, s *servers, alone bool) (*broker.Broker, *replicated.Cluster) {
 	t.Helper()
 	c := s.connect("b")
@@ -537,7 +537,7 @@ func TestWhatWasDeletedWithoutServersIsAnothers(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// A broker of a cluster is told to delete a topic while no server is there. The broker does not remove
+// A broker of a cluster gets the order to delete a topic while no server is there. The broker does not remove
 // the topic later, because another broker may be about to take the topic over.
 func TestWhatWasDeletedWithoutServersIsLeft(t *testing.T) {
 	t.Parallel()

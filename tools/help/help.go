@@ -16,7 +16,7 @@ import (
 // Width is the maximum length of a line of --help.
 const Width = 100
 
-// Connection is the title of the flags that tell how to reach a server.
+// Connection is the title of the flags by which to reach a server.
 const Connection = "Connection and output"
 
 // groupKey is the annotation with a flag's group. A flag without the annotation is in Flags.
@@ -165,7 +165,7 @@ func Use(root *cobra.Command) {
 	group(root)
 }
 
-// group puts the flags of a command and its subcommands into groups, and tells the ports of
+// group puts the flags of a command and its subcommands into groups, and adds the ports of
 // addresses.
 func group(cmd *cobra.Command) {
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {

@@ -32,7 +32,7 @@ type Publishers struct {
 	conns []*publisher
 
 	reader  sync.WaitGroup // reads replies during a flood and with Scenario.Acked
-	stopped atomic.Bool    // tells the reader to end
+	stopped atomic.Bool    // ends the reader
 
 	// owned by the sender until it ends: delays from the due time to the write
 	late *histogram.Latency

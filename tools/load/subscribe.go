@@ -28,7 +28,7 @@ type subscriber struct {
 	done chan struct{} // closed when receive has returned; nil before start
 
 	// atomic
-	stopped   atomic.Bool // tells receive to return
+	stopped   atomic.Bool // ends receive
 	delivered atomic.Int64
 	last      atomic.Int64 // time of the latest delivery
 

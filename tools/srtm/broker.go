@@ -29,7 +29,7 @@ func brokerDrainCommand() *cobra.Command {
 		Short: "Move all topics from a broker",
 		Long: `drain has nothing new placed on the broker, and moves the publishers of its
 topics to others. A topic is gone from it once its consumers have had what it
-still holds. What fits nowhere else stays. It says what it waits for and what would
+still holds. What fits nowhere else stays. It prints what it waits for and what would
 end the wait, and "safe to stop" once nothing is on the broker any more.
 
 --force has it end, whatever it costs: topics that fit nowhere else go beyond the
@@ -125,7 +125,7 @@ func brokerCapacityCommand() *cobra.Command {
 	var unset bool
 	cmd := leaf(&cobra.Command{
 		Use:   "capacity BROKER",
-		Short: "Say what a broker carries within the SLO",
+		Short: "Set what a broker carries within the SLO",
 		Long: `capacity gives the broker an mcap that stands over the one it is configured with
 (nsqd --mcap), until it is unset. Topics with more allocated are degraded.`,
 		Args: oneBroker,
@@ -152,14 +152,14 @@ func brokerRemoveCommand() *cobra.Command {
 	return leaf(&cobra.Command{
 		Use:   "remove BROKER",
 		Short: "Remove a dead broker",
-		Long: `remove says that a broker is dead and will not come back with what it holds: its
+		Long: `remove declares that a broker is dead and will not come back with what it holds: its
 shares go to others, as with "share forget", and what it may still have of topics
 that have moved away from it is given up. It shows both. A broker that is connected
 is refused (stop it first), and so is one that topics are placed on: they move away
 by themselves as far as others have room, after --evacuate-after of the
 loaddistributor.
 
-Should the broker come back, it is told so, gives up what it holds, and joins as a
+Should the broker come back, it is refused once, gives up what it holds, and joins as a
 new one. If it was alive and only cut off, contracts were exceeded by its bases until
 then.`,
 		Args: oneBroker,
@@ -181,9 +181,9 @@ func brokerListCommand() *cobra.Command {
 		Short: "List the brokers, by id",
 		Long: `list shows every broker that has joined: the addresses that clients dial ("-": it does
 not listen for MQTT, or for MQTT with TLS), its capacity mcap and what of it is
-allocated to topics, both in msg/s, and whether its session is up. "mcap set" says
+allocated to topics, both in msg/s, and whether its session is up. "mcap set" means
 that its capacity was set (calibrate, capacity), and is not what it is configured
-with. "refused" names a process that said hello with the id of the broker within the last
+with. "refused" names a process that sent a hello with the id of the broker within the last
 ten minutes, while the id belonged to another process.`,
 	}, func(x *call) error {
 		r, err := x.admin.ListBrokers(x.ctx, &srtmv1.ListBrokersRequest{})

@@ -52,10 +52,10 @@ func brokerCalibrateCommand() *cobra.Command {
 		Short: "Measure what a broker carries within an SLO",
 		Long: `calibrate sends a running broker messages of many Poisson publishers, at rates that
 double until the SLO is missed and then close in on the maximum rate that keeps
-it, which is asked once more: the broker's mcap. One subscriber finishes every
+it, which is tried once more: the broker's mcap. One subscriber finishes every
 message. BROKER is the id of a broker in a cluster; the loaddistributor creates the
 topics on it, and on it alone. Without one, the broker is in no cluster, and is at
---nsqd-tcp-address and --nsqd-http-address; with --apply it says its id itself.
+--nsqd-tcp-address and --nsqd-http-address; with --apply it sends its id itself.
 
 With --nsqd-tls-ca publishers, subscriber and HTTP use TLS, by the broker's HTTPS where it
 has no other. That takes more of this machine. A broker that requires AUTH cannot be
@@ -70,8 +70,8 @@ that is soon so; run it on another.
 The topics are gone afterwards; those in a cluster (srtm-calibrate-...) only if this
 program is not killed, and srtm topic delete removes them then. A broker that carries topics is
 refused, for they would be disturbed, and would disturb; --force measures what is
-left beside them. --apply tells the loaddistributor what was found, to place by,
-until srtm broker capacity says otherwise.
+left beside them. --apply sends the result to the loaddistributor, to place by,
+until srtm broker capacity changes it.
 
 Exit code: 0; 1 on failure, or if not even --least was kept; 2 if the command line is
 wrong.`,

@@ -168,7 +168,7 @@ have, to a time of publication (2026-01-02T15:04:05Z), or, on a single broker, t
 offset, and prints the offset at which each resumes. The channel drops what it has in
 flight or deferred. What all channels have finished is there as long as nsqd
 --retain or POST /topic/retain says. The loaddistributor orders it; brokers of no cluster
-are asked at --nsqd-http-address.`,
+get the request at --nsqd-http-address.`,
 		Example: `  srtm channel seek orders billing --to 2026-01-02T15:04:05Z`,
 		Args:    topicAndChannel,
 		PreRunE: func(*cobra.Command, []string) error {

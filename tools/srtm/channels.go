@@ -63,7 +63,7 @@ func (c channelChange) command() *cobra.Command {
 		Long: c.long + `
 
 A broker that is not connected applies the change when it is back; the command names it.
-Brokers of no cluster are asked at --nsqd-http-address.`,
+Brokers of no cluster get the request at --nsqd-http-address.`,
 		Example: "  srtm channel " + c.verb + " orders billing",
 	}, func(x *call) error {
 		if len(b.http) > 0 {

@@ -198,7 +198,7 @@ func (d *doctor) cluster(x *call) {
 	}
 	if x.cli.trust.CAFile != "" {
 		for address := range strings.SplitSeq(x.cli.address, ",") {
-			d.shown(ctx, address)
+			d.checkExpiry(ctx, address)
 		}
 	}
 	for _, b := range r.GetBrokers() {
@@ -224,9 +224,9 @@ func (d *doctor) cluster(x *call) {
 	}
 }
 
-// shown checks the expiry of a server's certificate. The call before has verified the
+// checkExpiry checks the expiry of a server's certificate. The call before has verified the
 // certificate.
-func (d *doctor) shown(ctx context.Context, address string) {
+func (d *doctor) checkExpiry(ctx context.Context, address string) {
 	check := "certificate of " + address
 	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}
 	conn, err := dialer.DialContext(ctx, "tcp", address)

@@ -121,7 +121,7 @@ func TestDoctorLooksAtCertificates(t *testing.T) {
 	s.StartTLS()
 	defer s.Close()
 	d = doctor{}
-	d.shown(t.Context(), s.Listener.Addr().String())
+	d.checkExpiry(t.Context(), s.Listener.Addr().String())
 	if f := d.findings[0]; len(d.findings) != 1 || f.State != stateOK {
 		t.Errorf("%+v", d.findings)
 	}

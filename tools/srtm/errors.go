@@ -110,7 +110,7 @@ func explain(err error) error {
 	return errors.New(s.Message())
 }
 
-// infeasible says why a topic does not fit, and which changes would make it fit.
+// infeasible formats why a topic does not fit, and which changes would make it fit.
 func infeasible(p *srtmv1.Infeasible) error {
 	f := p.GetFits()
 	err := &placement.Infeasible{Bound: p.GetBound(), Need: p.GetNeed(), Have: p.GetHave(), Fits: placement.Fits{

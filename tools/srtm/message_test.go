@@ -209,7 +209,7 @@ func TestHostileBrokers(t *testing.T) {
 				ln.Close()
 				<-ended
 				if err == nil && command == "pub" || strings.Contains(heard.String(), "s3cret") {
-					t.Errorf("it said %q to the broker, and %q, %v", heard.String(), said, err)
+					t.Errorf("it sent %q to the broker, and %q, %v", heard.String(), said, err)
 				}
 			})
 		}

@@ -12,7 +12,7 @@ import (
 )
 
 func shareCommand() *cobra.Command {
-	return parent("share", "Who holds which share of which contract", `share asks the adaptor who holds what. It is a part of the loaddistributor;
+	return parent("share", "Who holds which share of which contract", `share reads from the adaptor who holds what. It is a part of the loaddistributor;
 where it is a tbadaptor of its own, give that one's address as
 --loaddistributor-address.`,
 		shareListCommand(), shareHistoryCommand(), shareForgetCommand())
@@ -95,7 +95,7 @@ adaptor remembers the last 512 of each topic; its log has them all.
 
 Reasons of grants: contract (set or changed), rule (loads moved), rest (what
 others gave up), hello (the broker came back), lease (one was over or renewed),
-forgotten (an operator's word), removed.`,
+forgotten (by an operator), removed.`,
 		Args: oneName,
 	}, func(x *call) error {
 		r, err := srtmv1.NewGrantServiceClient(x.conn).ListShares(x.ctx, &srtmv1.ListSharesRequest{Topic: x.args[0], History: last})
@@ -118,7 +118,7 @@ func shareForgetCommand() *cobra.Command {
 	return leaf(&cobra.Command{
 		Use:   "forget BROKER",
 		Short: "Give to others what a dead broker held",
-		Long: `forget tells the adaptor that a broker's process has ended and will not come back
+		Long: `forget declares that a broker's process has ended and will not come back
 with what it holds on its disk: its shares go to others. If that is not true, the
 contract is exceeded by the broker's base until it is back. It shows what it
 freed. A broker that is connected is refused, and so is one of which no topic has

@@ -181,7 +181,7 @@ func topicPaceCommand() *cobra.Command {
 		Use:   "pace NAME",
 		Short: "Show or set what is done about publishers that send more than their part",
 		Long: `pace shows how the topic's publishers are paced and what its groups weigh; with --mode
-it sets that. What they are told now, each broker has in /stats?format=json.`,
+it sets that. The rates that they are advised now, each broker has in /stats?format=json.`,
 		Example: `  srtm topic pace sensors --mode police`,
 		Args:    oneName,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {

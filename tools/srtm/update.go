@@ -47,7 +47,7 @@ srtm topic describe --output json prints, which is refused if the topic has chan
 since (see --epoch). [] removes all of a list.
 
 --replace gives the whole specification, as to create: what is left out is removed, or
-becomes the default. It says first what that is.
+becomes the default. It prints first what that is.
 
 Publishers stay where they are as long as their brokers carry them; those that move
 finish on their old broker first. When it does not fit, the topic stays as it was.

@@ -97,7 +97,7 @@ function consume() {
     maxBackoffDuration: 2,
     requeueDelay: 0,
   })
-  // A broker that starts again refuses for a moment; the reader asks once more by itself.
+  // A broker that starts again refuses for a moment; the reader tries once more by itself.
   reader.on('error', (err) => say({event: err.code === 'ECONNREFUSED' ? 'retry' : 'error', error: String(err)}))
   reader.on('message', async (message) => {
     say({event: 'message', body: message.body.toString(), attempts: message.attempts})

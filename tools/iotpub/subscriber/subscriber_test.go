@@ -90,7 +90,7 @@ var _ = Describe("a subscriber", func() {
 		Eventually(a.Clients).Should(BeEmpty())
 	})
 
-	It("tells duplicates and what is not of its run", func() {
+	It("distinguishes duplicates and what is not of its run", func() {
 		lookup.Set("t", a)
 		for range 3 {
 			a.Deliver("t", body(7, 1, 5))

@@ -192,7 +192,7 @@ var _ = Describe("an agent", func() {
 		Expect(a.Clients()).To(Equal([]string{"p"}))
 	})
 
-	It("says OK after the broker's OK", func() {
+	It("sends OK after the broker's OK", func() {
 		r := open("p")
 		a.Hold(true)
 		r.write(pub(topic, "1") + pub(topic, "2"))
@@ -300,7 +300,7 @@ var _ = Describe("an agent", func() {
 		Expect(published()).To(Equal([]string{"a:1"}))
 	})
 
-	It("says that what broke may have been accepted, and recovers", func() {
+	It("answers that what broke may have been accepted, and recovers", func() {
 		r := open("p")
 		a.Hold(true)
 		r.write(pub(topic, "1"))
@@ -347,7 +347,7 @@ var _ = Describe("an agent", func() {
 	Context("with one publisher for all", func() {
 		BeforeEach(func() { cfg.PublisherID = "q" })
 
-		It("does not ask producers for a name", func() {
+		It("does not require a name of producers", func() {
 			r := dial()
 			r.write("  V2" + pub(topic, "1"))
 			Expect(r.frame()).To(Equal("OK"))
@@ -535,7 +535,7 @@ var _ = Describe("New", func() {
 		Eventually(ended).Should(Receive(MatchError(ContainSubstring("serve producers on"))))
 	})
 
-	It("is told by the command line what is wrong, all at once", func() {
+	It("reports all faults of the command line at once", func() {
 		cmd := Command()
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		cmd.SetArgs([]string{"--resend=often", "--max-outstanding=0", "--publish-timeout=0", "--producer-opt=nothing,1", "--log-level=loud"})

@@ -44,7 +44,7 @@ func Command() *cobra.Command {
 		Use:   "agent",
 		Short: "Publish for producers that know NSQ only",
 		Long: `agent speaks NSQ's protocol to producers on this host, any NSQ library as it
-is, and publishes for them: it asks the loaddistributor for the broker of each
+is, and publishes for them: it looks up at the loaddistributor the broker of each
 topic and publisher, forwards, retries, and follows when that changes. A producer
 gets its OK after the broker's. Its client_id (in go-nsq Config.ClientID, else
 the host's name) is the publisher's id, unless --publisher-id names one for all.

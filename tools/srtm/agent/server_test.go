@@ -60,7 +60,7 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-// The health says that the loaddistributor does not answer, from the start of the agent, and ends when
+// The health reports that the loaddistributor does not answer, from the start of the agent, and ends when
 // the loaddistributor answers. The agent stays healthy: a restart would not help.
 func TestTheHealthSaysThatTheLoaddistributorDoesNotAnswer(t *testing.T) {
 	cfg := agent.DefaultConfig()
@@ -117,7 +117,7 @@ func TestCommandsThatDoNotComeWhole(t *testing.T) {
 					t.Errorf("%d KiB were read", n>>10)
 				}
 				<-time.After(2 * producers * cfg.PublishTimeout)
-				testkit.Equal(t, refused.Load(), producers, "producers that were told")
+				testkit.Equal(t, refused.Load(), producers, "producers that got an answer")
 				cancel()
 				testkit.Must(t, <-over)
 			})

@@ -155,7 +155,7 @@ type Result struct {
 // Known reports whether the search was completed: the broker kept Mcap twice.
 func (r *Result) Known() bool { return r.Mcap > 0 && r.Limit != LimitTime }
 
-// CarriesError says that the broker has topics that the load would disturb.
+// CarriesError means that the broker has topics that the load would disturb.
 type CarriesError struct{ Topics []string }
 
 func (e *CarriesError) Error() string {

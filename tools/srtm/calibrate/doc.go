@@ -1,9 +1,9 @@
 // Package calibrate measures capacity. Run finds the mcap of a running broker: the maximum rate
 // that the broker carries within an SLO. Attempted judges whether this machine carried a load,
-// and Smaller says which load to try next.
+// and Smaller returns which load to try next.
 //
-// Run sends an open loop of Poisson publishers, at rates that tools/srtm/calibrate/search asks
-// for. One subscriber finishes every message. The topics are ephemeral, and gone afterwards.
+// Run sends an open loop of Poisson publishers, at rates that tools/srtm/calibrate/search
+// returns. One subscriber finishes every message. The topics are ephemeral, and gone afterwards.
 //
 // A rate is judged by the broker's own delivery latencies, from the arrival in the broker's
 // kernel to the write to the subscriber. An SLO is about these latencies, and the

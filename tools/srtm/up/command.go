@@ -33,7 +33,7 @@ func Command() *cobra.Command {
 on free ports of 127.0.0.1), creates a topic, connects one emulated sensor for
 each publisher and a subscriber that uses go-nsq, and shows what happens.
 
-First it calibrates: it measures whether this machine carries the load, says so
+First it calibrates: it measures whether this machine carries the load, reports this
 with its measurements if it does not and takes fewer publishers, and derives the
 contract. r is 1.1 x the offered rate. b is more than the load needs for a p99
 access delay of 0 on one broker, and by the same factor less than it needs on

@@ -84,7 +84,7 @@ func TestSLOFor(t *testing.T) {
 		{20 * ms, 100 * ms, 20 * ms}, // not nearer to the split
 		{time.Minute, 100 * ms, 20 * ms},
 		{0, 300 * ms, 20 * ms},
-		{300 * time.Microsecond, 0, 5 * ms}, // nothing to tell apart
+		{300 * time.Microsecond, 0, 5 * ms}, // nothing to distinguish
 		{30 * ms, 0, 100 * ms},
 		{30 * ms, 1, ms},
 		{0, time.Hour, 2 * time.Second},

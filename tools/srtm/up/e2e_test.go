@@ -222,7 +222,7 @@ func TestUpOnAMachineThatIsTooSmall(t *testing.T) {
 		text := stdout.String()
 		for _, want := range []string{
 			"1000 publishers, offered 10000/s, achieved 3000/s (30.0 %)", "only 30.0 % of the offered rate was achieved",
-			"this machine does not carry that; trying 240 publishers", "THE LOAD IS SMALLER THAN ASKED FOR", "240 poisson publishers",
+			"this machine does not carry that; trying 240 publishers", "THE LOAD IS SMALLER THAN REQUESTED", "240 poisson publishers",
 		} {
 			if !strings.Contains(text, want) {
 				t.Errorf("%q is not said", want)

@@ -175,14 +175,14 @@ func (r *Report) notes(p *Phase) (notes []string) {
 func (r *Report) slo() time.Duration { return time.Duration(r.SLOUs) * time.Microsecond }
 
 func (r *Report) contractText() string {
-	burst := "as asked for"
+	burst := "as requested"
 	if r.ProfiledBurst > 0 {
 		burst = fmt.Sprintf("the load needs %d on one broker", r.ProfiledBurst)
 		if r.SplitOver > 1 {
 			burst += fmt.Sprintf(", and about as many on each of %d", r.SplitOver)
 		}
 	}
-	slo := "as asked for"
+	slo := "as requested"
 	if r.SLODerived {
 		slo = "not calibrated"
 		if r.MachineUs > 0 {
@@ -213,7 +213,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		line("calibration", "%s", r.Calibration[i].Text())
 	}
 	if r.Reduced {
-		line("", "THE LOAD IS SMALLER THAN ASKED FOR: this machine does not carry more")
+		line("", "THE LOAD IS SMALLER THAN REQUESTED: this machine does not carry more")
 	}
 	line("cluster", "%s of %d msg/s", plural.Count(r.Brokers, "broker"), r.Mcap)
 	if r.Burst > 0 {

@@ -178,7 +178,7 @@ func interrupted(ctx context.Context, err error) bool {
 
 // calibrate finds a load that this machine carries, with the topic split over all
 // brokers. This layout costs the most: each broker gets its work in smaller pieces. If
-// even the smallest load is too much, the run uses it anyway, and the report says so.
+// even the smallest load is too much, the run uses it anyway, and the report notes it.
 func (r *run) calibrate(ctx context.Context) error {
 	if r.calibration == 0 {
 		return nil
