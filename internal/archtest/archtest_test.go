@@ -244,11 +244,13 @@ func TestMatch(t *testing.T) {
 }
 
 func TestProse(t *testing.T) {
-	var good, bad Prose
+	var good, bad, old Prose
 	good.Add("The ledger frees the share. A restarted process must wait for the next grant.")
 	bad.Add("What it held, which it returns, is free: of which it never was there is nothing.")
 	testkit.Equal(t, good, Prose{Words: 14}, "a sentence with nouns")
 	testkit.Equal(t, bad, Prose{Words: 16, Pronouns: 6, Hanging: 1}, "a sentence that hangs")
+	old.Add("A broker tells the adaptor, but a foretells b. Somebody reads.")
+	testkit.Equal(t, old, Prose{Words: 11, Retired: " tells Somebody"}, "sentences with retired words")
 
 	limit := ProseLimit{Pronouns: 10, Hanging: 100}
 	texts := map[string]Prose{
@@ -256,12 +258,13 @@ func TestProse(t *testing.T) {
 		"good":  {Words: 1000, Pronouns: 100, Hanging: 10},
 		"long":  {Words: 1000, Pronouns: 101},
 		"hangs": {Words: 1000, Hanging: 11},
+		"old":   {Words: 1, Retired: " tells"},
 	}
 	var where []string
 	for _, f := range judge(texts, limit, limit, "all", "why") {
 		where = append(where, f.Where)
 	}
-	testkit.EqualSlices(t, where, []string{"hangs", "long"}, "texts above the limit; all together are within it")
+	testkit.EqualSlices(t, where, []string{"hangs", "long", "old"}, "texts above the limit or with a retired word; all together are within it")
 
 	root := t.TempDir()
 	page := "# What it is of which\n\nThe page says that\nof which\n\n    what it is\n| it | which |\n```\nwhat it is\n```\n"

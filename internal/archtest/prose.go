@@ -14,9 +14,10 @@ import (
 )
 
 // Prose counts the words of a text, its pronouns, and its hanging references: pairs of words
-// without a noun, which the pattern hanging lists.
+// without a noun, which the pattern hanging lists. Retired has the words that the pattern retired finds.
 type Prose struct {
 	Words, Pronouns, Hanging int
+	Retired                  string // each after a space
 }
 
 // ProseLimit bounds a Prose.
@@ -29,6 +30,10 @@ var (
 	wordPattern = regexp.MustCompile(`[A-Za-z][A-Za-z'’-]*`)
 	pronouns    = strings.Fields("it that those they them this these one what who which its their whose whom whoever whatever")
 	hanging     = regexp.MustCompile(`(?i)\b(that of|those of|ones? that|those that|those who|that which|that who|of which|of whom|of what|of whose|what of|likewise|else [0-9])\b`)
+
+	// retired has words of the former vocabulary, without a use in the present one: a process reports,
+	// sends and receives.
+	retired = regexp.MustCompile(`(?i)\b(acquitted|deaf|liars?|scribbles?|somebody|tells|untold|whoever)\b`)
 )
 
 // Add counts the words of a paragraph.
@@ -40,6 +45,9 @@ func (p *Prose) Add(paragraph string) {
 		}
 	}
 	p.Hanging += len(hanging.FindAllString(paragraph, -1))
+	for _, w := range retired.FindAllString(paragraph, -1) {
+		p.Retired += " " + w
+	}
 }
 
 func (p *Prose) sum(q Prose) {
@@ -67,6 +75,9 @@ func judge(texts map[string]Prose, each, whole ProseLimit, all, why string) (fou
 	var sum Prose
 	for name, p := range texts { // order: sorted below
 		sum.sum(p)
+		if p.Retired != "" {
+			found = append(found, Finding{name, "retired words:" + p.Retired, why})
+		}
 		if excess := p.Excess(each); p.Words >= fewWords && excess != "" {
 			found = append(found, Finding{name, excess, why})
 		}
