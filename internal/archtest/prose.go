@@ -33,7 +33,7 @@ var (
 
 	// retired has words of the former vocabulary, without a use in the present one: a process reports,
 	// sends and receives.
-	retired = regexp.MustCompile(`(?i)\b(acquitted|deaf|liars?|scribbles?|somebody|tells|untold|whoever)\b`)
+	retired = regexp.MustCompile(`(?i)\b(acquitted|deaf|hears|liars?|scribbles?|somebody|tells|untold|whoever)\b`)
 )
 
 // Add counts the words of a paragraph.
