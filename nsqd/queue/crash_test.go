@@ -28,7 +28,7 @@ type channelModel struct {
 
 // crashes is a topic over a log, the processes that own the topic one after another, and the slow model.
 type crashes struct {
-	rt  *rapid.T
+	rt  rapid.TB
 	rng *rand.Rand
 	cfg Config
 
@@ -248,6 +248,11 @@ func (c *crashes) seek() {
 	for n := range c.copied {
 		m.twice[n] = true
 	}
+	for _, d := range c.dead { // the owner may store the dead letter after the repeated message is finished
+		if d.Channel() == ch.cursor.name {
+			m.twice[number(d.Message)] = true
+		}
+	}
 	for n := 1; n <= c.n; n++ {
 		o, is := c.offsets[n]
 		if !is {
@@ -283,7 +288,7 @@ func (c *crashes) begin() {
 	c.top, c.fx = top, fx
 	c.retain()
 	c.limit()
-	for name := range c.channels {
+	for _, name := range slices.Sorted(maps.Keys(c.channels)) {
 		c.make(name)
 	}
 }
@@ -332,7 +337,7 @@ func (c *crashes) takeOver() {
 	c.top, c.fx, c.log, c.taken, c.dead = NewTopic(c.cfg), Effects{}, disk{}, true, nil
 	c.retain()
 	c.limit()
-	for name := range c.channels {
+	for _, name := range slices.Sorted(maps.Keys(c.channels)) {
 		c.make(name)
 	}
 	for _, m := range left.messages {
@@ -397,182 +402,209 @@ func (c *crashes) lose() {
 // and is not finished. It gets no message finished before the last snapshot.
 func TestThroughAnyCrash(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
-		c := &crashes{rt: rt, rng: rng, now: mono.Time(time.Hour), channels: map[string]*channelModel{}, released: map[int]bool{}, offsets: map[int]Offset{}, copied: map[int]bool{}}
-		c.retains = rapid.Bool().Draw(rt, "retains")
-		c.ordered = rapid.Bool().Draw(rt, "ordered")
-		c.cfg = Config{
-			Capacity:      rapid.IntRange(1, 12).Draw(rt, "capacity"),
-			Overflow:      rapid.SampledFrom([]int{5, 1000}).Draw(rt, "overflow"),
-			ReadAhead:     rapid.SampledFrom([]int{0, 3 * Overhead, 1 << 20}).Draw(rt, "ahead"),
-			WriteThrough:  rapid.Bool().Draw(rt, "through"),
-			MaxUnfinished: rapid.SampledFrom([]int{0, 3, 20}).Draw(rt, "unfinished"),
-			MaxInFlight:   time.Minute,
-			MaxBackdating: 20 * time.Millisecond,
-			Rand:          rng,
-		}
-		c.expiry = Expiry{
-			TTL:         time.Duration(rapid.SampledFrom([]int{0, 0, 3, 20}).Draw(rt, "ttl")) * time.Millisecond,
-			MaxAttempts: rapid.SampledFrom([]int{0, 0, 1, 3}).Draw(rt, "attempts"),
-			DeadLetters: true,
-		}
-		c.top = NewTopic(c.cfg)
-		c.retain()
-		c.limit()
-		c.make("a")
-		c.make("b")
-		c.settle()
-		c.save()
-		var steps map[string]func()
-		steps = map[string]func(){
-			"publish": c.publish,
-			"advance": func() {
-				c.now = c.now.Add(time.Duration(rng.IntN(4000)) * time.Microsecond)
-				c.top.Tick(c.now, &c.fx)
-			},
-			"write": func() { c.log.write(c.top, c.now, rng.IntN(6), rng.IntN(5) > 0, &c.fx) },
-			"read":  func() { c.log.read(c.top, c.now, &c.fx) },
-			"ready": func() {
-				for _, ch := range c.top.cursors.channels {
-					for _, id := range ch.consumers.IDs() {
-						_ = c.top.SetReady(c.now, ch, id, rng.IntN(4), &c.fx)
-						c.top.Resume(c.now, ch, id, &c.fx) // the consumer had two copies and finished the other copy
-					}
-				}
-			},
-			"leave": func() {
-				ch := c.top.cursors.channels[rng.IntN(len(c.top.cursors.channels))]
-				for _, id := range ch.consumers.IDs() {
-					c.top.RemoveConsumer(c.now, ch, id, &c.fx)
-				}
-				c.make(ch.cursor.name)
-			},
-			"finish": func() {
-				for _, ch := range c.top.cursors.channels {
-					for _, it := range slices.Clone(ch.items.due) {
-						if it.holder != nil && it.sent && rng.IntN(2) == 0 {
-							c.finish(ch, it.holder.id, it.msg.ID, number(it.msg))
-						}
-					}
-				}
-			},
-			"pause": func() {
-				if rng.IntN(2) == 0 {
-					c.top.Pause()
-				} else {
-					c.top.Unpause(c.now, &c.fx)
-				}
-			},
-			"tight": func() {
-				c.top.log.SetTight(rng.IntN(3) == 0)
-				c.top.Tick(c.now, &c.fx)
-			},
-			"channel": func() {
-				if rng.IntN(5) == 0 {
-					c.make(fmt.Sprint("c", rng.IntN(2)))
-				}
-			},
-			"empty": func() {
-				if rng.IntN(5) > 0 {
-					return
-				}
-				if rng.IntN(2) == 0 {
-					c.top.Empty(c.now, &c.fx)
-					for _, m := range c.channels {
-						clear(m.owed)
-					}
-					return
-				}
-				ch := c.top.cursors.channels[rng.IntN(len(c.top.cursors.channels))]
-				c.top.EmptyChannel(c.now, ch, &c.fx)
-				m := c.channels[ch.cursor.name]
-				clear(m.owed)
-			},
-			"delete": func() {
-				if ch := c.top.cursors.channels[rng.IntN(len(c.top.cursors.channels))]; len(c.channels) > 2 && rng.IntN(3) == 0 {
-					_ = c.top.DeleteChannel(c.now, ch.cursor.name, &c.fx)
-					delete(c.channels, ch.cursor.name)
-					c.save() // as for a new channel, see Restore
-				}
-			},
-			"carry": func() {
-				carried := c.top.cursors.Stuck(nil, 1)
-				c.carried = c.carried || len(carried) > 0
-				for _, k := range carried {
-					c.copied[number(k.Message)] = true
-				}
-				if !c.cfg.WriteThrough {
-					c.top.Disk().Carry(c.now, carried, &c.fx)
-					return
-				}
-				var msgs []*Message
-				for _, k := range carried {
-					msgs = append(msgs, k.Message)
-				}
-				first := c.log.append(c.top.log.End(), msgs...)
-				if rng.IntN(2) == 0 {
-					steps["finish"]()
-				}
-				c.top.Disk().CarriedTo(c.now, first, carried, rng.IntN(4) > 0, &c.fx)
-			},
-			"save": c.save,
-			"trim": c.trim, // even if the cursors could not be saved
-			"stop": func() {
-				c.top.Stop()
-				c.top.cursors.StoreLast(&c.fx)
-				for c.top.log.Unwritten() {
-					c.log.write(c.top, c.now, 100, true, &c.fx)
-				}
-				c.save()
-				c.begin()
-			},
-			"crash":    c.crash,
-			"takeover": c.takeOver,
-			"seek":     c.seek,
-		}
-		mix := []string{
-			"publish", "publish", "publish", "publish", "advance", "advance", "advance", "write", "write", "read", "read", "ready", "leave",
-			"finish", "finish", "pause", "tight", "channel", "empty", "delete", "save", "save", "trim", "stop", "crash", "takeover", "carry", "carry", "seek",
-		}
-		for range rapid.IntRange(1, 150).Draw(rt, "steps") {
-			steps[mix[rng.IntN(len(mix))]]()
-			c.settle()
-		}
-
-		// All owed messages come in the end.
-		c.top.log.SetTight(false)
-		c.top.Unpause(c.now, &c.fx)
-		for range 2000 {
-			steps["finish"]()
-			steps["ready"]()
-			for len(c.dead) > 0 {
-				c.bury(0, true)
-			}
-			c.settle()
-			c.log.write(c.top, c.now, 10, true, &c.fx)
-			c.log.read(c.top, c.now, &c.fx)
-			c.now = c.now.Add(time.Millisecond)
-			c.top.Tick(c.now, &c.fx)
-			c.settle()
-		}
-		if c.top.backlog.Waiting() > 0 || c.top.cursors.Low() != c.top.log.End() || c.top.log.tail.underWay > 0 {
-			state := fmt.Sprintf("backlog %d+%d behind %v late %d", c.top.backlog.window.next, c.top.backlog.window.slots.Len(), c.top.backlog.behind, c.top.backlog.late)
-			for _, ch := range c.top.cursors.channels {
-				from, n := ch.wants()
-				state += fmt.Sprintf("; %s %d+%d behind %v late %d absent %d ready %d due %d, wants %d from %d", ch.cursor.name, ch.cursor.window.next, ch.cursor.window.slots.Len(), ch.cursor.behind, ch.cursor.late, ch.cursor.absent.Len(), ch.items.ready.Len(), len(ch.items.due), n, from)
-			}
-			rt.Fatalf("%d wait, from %d to %d, front %d, tail from %d to %d, %d under way; %s", c.top.backlog.Waiting(), c.top.cursors.Low(), c.top.log.End(), c.top.log.front, c.top.log.tail.window.next, c.top.log.tail.window.end(), c.top.log.tail.underWay, state)
-		}
-		for name, m := range c.channels {
-			if depth := c.top.Channel(name).Depth(); depth > 0 {
-				rt.Fatalf("channel %s still has %d", name, depth)
-			}
-			for n, must := range m.owed {
-				if must {
-					rt.Fatalf("channel %s did not get %d", name, n)
-				}
-			}
-		}
-		c.lostNothing()
+		throughCrashes(rt, history{
+			seed:       rapid.Uint64().Draw(rt, "seed"),
+			retains:    rapid.Bool().Draw(rt, "retains"),
+			ordered:    rapid.Bool().Draw(rt, "ordered"),
+			capacity:   rapid.IntRange(1, 12).Draw(rt, "capacity"),
+			overflow:   rapid.SampledFrom([]int{5, 1000}).Draw(rt, "overflow"),
+			ahead:      rapid.SampledFrom([]int{0, 3 * Overhead, 1 << 20}).Draw(rt, "ahead"),
+			through:    rapid.Bool().Draw(rt, "through"),
+			unfinished: rapid.SampledFrom([]int{0, 3, 20}).Draw(rt, "unfinished"),
+			ttl:        rapid.SampledFrom([]int{0, 0, 3, 20}).Draw(rt, "ttl"),
+			attempts:   rapid.SampledFrom([]int{0, 0, 1, 3}).Draw(rt, "attempts"),
+			steps:      rapid.IntRange(1, 150).Draw(rt, "steps"),
+		})
 	})
+}
+
+// A release gave a channel room, and the owner got no order to read the messages behind.
+func TestReleasesOrderReads(t *testing.T) {
+	h := history{retains: true, capacity: 9, overflow: 5, ahead: 1 << 20, unfinished: 3, ttl: 3, attempts: 1}
+	for h.seed, h.steps = range map[uint64]int{0x180c4: 38, 0x21113b7: 92} {
+		throughCrashes(t, h)
+	}
+}
+
+// history determines a run of throughCrashes.
+type history struct {
+	seed                                         uint64
+	retains, ordered, through                    bool
+	capacity, overflow, ahead, unfinished, steps int
+	ttl, attempts                                int // ttl in ms
+}
+
+func throughCrashes(rt rapid.TB, h history) {
+	rng := rand.New(rand.NewPCG(h.seed, 1))
+	c := &crashes{rt: rt, rng: rng, now: mono.Time(time.Hour), channels: map[string]*channelModel{}, released: map[int]bool{}, offsets: map[int]Offset{}, copied: map[int]bool{}}
+	c.retains, c.ordered = h.retains, h.ordered
+	c.cfg = Config{
+		Capacity:      h.capacity,
+		Overflow:      h.overflow,
+		ReadAhead:     h.ahead,
+		WriteThrough:  h.through,
+		MaxUnfinished: h.unfinished,
+		MaxInFlight:   time.Minute,
+		MaxBackdating: 20 * time.Millisecond,
+		Rand:          rng,
+	}
+	c.expiry = Expiry{TTL: time.Duration(h.ttl) * time.Millisecond, MaxAttempts: h.attempts, DeadLetters: true}
+	c.top = NewTopic(c.cfg)
+	c.retain()
+	c.limit()
+	c.make("a")
+	c.make("b")
+	c.settle()
+	c.save()
+	var steps map[string]func()
+	steps = map[string]func(){
+		"publish": c.publish,
+		"advance": func() {
+			c.now = c.now.Add(time.Duration(rng.IntN(4000)) * time.Microsecond)
+			c.top.Tick(c.now, &c.fx)
+		},
+		"write": func() { c.log.write(c.top, c.now, rng.IntN(6), rng.IntN(5) > 0, &c.fx) },
+		"read":  func() { c.log.read(c.top, c.now, &c.fx) },
+		"ready": func() {
+			for _, ch := range c.top.cursors.channels {
+				for _, id := range ch.consumers.IDs() {
+					_ = c.top.SetReady(c.now, ch, id, rng.IntN(4), &c.fx)
+					c.top.Resume(c.now, ch, id, &c.fx) // the consumer had two copies and finished the other copy
+				}
+			}
+		},
+		"leave": func() {
+			ch := c.top.cursors.channels[rng.IntN(len(c.top.cursors.channels))]
+			for _, id := range ch.consumers.IDs() {
+				c.top.RemoveConsumer(c.now, ch, id, &c.fx)
+			}
+			c.make(ch.cursor.name)
+		},
+		"finish": func() {
+			for _, ch := range c.top.cursors.channels {
+				for _, it := range slices.Clone(ch.items.due) {
+					if it.holder != nil && it.sent && rng.IntN(2) == 0 {
+						c.finish(ch, it.holder.id, it.msg.ID, number(it.msg))
+					}
+				}
+			}
+		},
+		"pause": func() {
+			if rng.IntN(2) == 0 {
+				c.top.Pause()
+			} else {
+				c.top.Unpause(c.now, &c.fx)
+			}
+		},
+		"tight": func() {
+			c.top.log.SetTight(rng.IntN(3) == 0)
+			c.top.Tick(c.now, &c.fx)
+		},
+		"channel": func() {
+			if rng.IntN(5) == 0 {
+				c.make(fmt.Sprint("c", rng.IntN(2)))
+			}
+		},
+		"empty": func() {
+			if rng.IntN(5) > 0 {
+				return
+			}
+			if rng.IntN(2) == 0 {
+				c.top.Empty(c.now, &c.fx)
+				for _, m := range c.channels {
+					clear(m.owed)
+				}
+				return
+			}
+			ch := c.top.cursors.channels[rng.IntN(len(c.top.cursors.channels))]
+			c.top.EmptyChannel(c.now, ch, &c.fx)
+			m := c.channels[ch.cursor.name]
+			clear(m.owed)
+		},
+		"delete": func() {
+			if ch := c.top.cursors.channels[rng.IntN(len(c.top.cursors.channels))]; len(c.channels) > 2 && rng.IntN(3) == 0 {
+				_ = c.top.DeleteChannel(c.now, ch.cursor.name, &c.fx)
+				delete(c.channels, ch.cursor.name)
+				c.save() // as for a new channel, see Restore
+			}
+		},
+		"carry": func() {
+			carried := c.top.cursors.Stuck(nil, 1)
+			c.carried = c.carried || len(carried) > 0
+			for _, k := range carried {
+				c.copied[number(k.Message)] = true
+			}
+			if !c.cfg.WriteThrough {
+				c.top.Disk().Carry(c.now, carried, &c.fx)
+				return
+			}
+			var msgs []*Message
+			for _, k := range carried {
+				msgs = append(msgs, k.Message)
+			}
+			first := c.log.append(c.top.log.End(), msgs...)
+			if rng.IntN(2) == 0 {
+				steps["finish"]()
+			}
+			c.top.Disk().CarriedTo(c.now, first, carried, rng.IntN(4) > 0, &c.fx)
+		},
+		"save": c.save,
+		"trim": c.trim, // even if the cursors could not be saved
+		"stop": func() {
+			c.top.Stop()
+			c.top.cursors.StoreLast(&c.fx)
+			for c.top.log.Unwritten() {
+				c.log.write(c.top, c.now, 100, true, &c.fx)
+			}
+			c.save()
+			c.begin()
+		},
+		"crash":    c.crash,
+		"takeover": c.takeOver,
+		"seek":     c.seek,
+	}
+	mix := []string{
+		"publish", "publish", "publish", "publish", "advance", "advance", "advance", "write", "write", "read", "read", "ready", "leave",
+		"finish", "finish", "pause", "tight", "channel", "empty", "delete", "save", "save", "trim", "stop", "crash", "takeover", "carry", "carry", "seek",
+	}
+	for range h.steps {
+		steps[mix[rng.IntN(len(mix))]]()
+		c.settle()
+	}
+
+	// All owed messages come in the end.
+	c.top.log.SetTight(false)
+	c.top.Unpause(c.now, &c.fx)
+	for range 2000 {
+		steps["finish"]()
+		steps["ready"]()
+		for len(c.dead) > 0 {
+			c.bury(0, true)
+		}
+		c.settle()
+		c.log.write(c.top, c.now, 10, true, &c.fx)
+		c.log.read(c.top, c.now, &c.fx)
+		c.now = c.now.Add(time.Millisecond)
+		c.top.Tick(c.now, &c.fx)
+		c.settle()
+	}
+	if c.top.backlog.Waiting() > 0 || c.top.cursors.Low() != c.top.log.End() || c.top.log.tail.underWay > 0 {
+		state := fmt.Sprintf("backlog %d+%d behind %v late %d", c.top.backlog.window.next, c.top.backlog.window.slots.Len(), c.top.backlog.behind, c.top.backlog.late)
+		for _, ch := range c.top.cursors.channels {
+			from, n := ch.wants()
+			state += fmt.Sprintf("; %s %d+%d behind %v late %d absent %d ready %d due %d, wants %d from %d", ch.cursor.name, ch.cursor.window.next, ch.cursor.window.slots.Len(), ch.cursor.behind, ch.cursor.late, ch.cursor.absent.Len(), ch.items.ready.Len(), len(ch.items.due), n, from)
+		}
+		rt.Fatalf("%d wait, from %d to %d, front %d, tail from %d to %d, %d under way; %s", c.top.backlog.Waiting(), c.top.cursors.Low(), c.top.log.End(), c.top.log.front, c.top.log.tail.window.next, c.top.log.tail.window.end(), c.top.log.tail.underWay, state)
+	}
+	for name, m := range c.channels {
+		if depth := c.top.Channel(name).Depth(); depth > 0 {
+			rt.Fatalf("channel %s still has %d", name, depth)
+		}
+		for n, must := range m.owed {
+			if must {
+				rt.Fatalf("channel %s did not get %d", name, n)
+			}
+		}
+	}
+	c.lostNothing()
 }

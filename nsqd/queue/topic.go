@@ -273,8 +273,7 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 			if c.release(now, m) {
 				t.cursors.spill(m, fx)
 			}
-			c.dispatch(now, fx)
-			t.due = min(t.due, c.Deadline())
+			t.serve(now, c, fx)
 		}
 		fx.unref(m)
 		if t.backlog.behind {
