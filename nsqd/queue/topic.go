@@ -246,7 +246,7 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 	if t.backlog.behind {
 		t.backlog.catchUp(t.memory())
 	}
-	leaves := t.contract.mayLeave(now)
+	leaves, released := t.contract.mayLeave(now), false
 	for leaves && t.backlog.waiting.Len() > 0 && t.open() {
 		m := t.backlog.waiting.Front()
 		if t.expiry.ended(m.Arrival, now) {
@@ -273,11 +273,18 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 			if c.release(now, m) {
 				t.cursors.spill(m, fx)
 			}
-			t.serve(now, c, fx)
+			c.dispatch(now, fx)
+			t.due = min(t.due, c.Deadline())
 		}
 		fx.unref(m)
 		if t.backlog.behind {
 			t.backlog.catchUp(t.memory())
+		}
+		released = true
+	}
+	if released {
+		for _, c := range t.cursors.channels {
+			c.want(fx) // the channel may have room now
 		}
 	}
 	if t.backlog.foreign && !t.backlog.behind && t.backlog.window.slots.Len() == 0 {
