@@ -14,10 +14,10 @@ import (
 var ErrSilent = errors.New("client sent no command for two heartbeat intervals")
 
 // A server holds thousands of idle sessions and a few busy ones. A busy session keeps up to
-// busyOutput of its output buffer, so that replies cost no allocation (400 replies between two
+// busyOutput of its output buffer, so that replies cost no allocation (800 replies between two
 // ClearOutput). At the next heartbeat the session keeps only idleOutput.
 const (
-	busyOutput = 4 << 10 // bytes
+	busyOutput = 8 << 10 // bytes
 	idleOutput = 256     // bytes
 )
 
