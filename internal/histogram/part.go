@@ -25,7 +25,7 @@ func (p *Part) RecordMany(whole, part time.Duration, n int64) {
 	*p.sums.at(bucketOf(whole)) += float64(n) * min(float64(part)/float64(whole), 1)
 }
 
-// Of returns the sums of the buckets with the given indices, as Latency.All yields them.
+// Of returns the sums of the buckets with the given indices. Latency.All yields indices.
 func (p *Part) Of(indices []uint32) []float64 {
 	sums := make([]float64, len(indices))
 	for i, index := range indices {

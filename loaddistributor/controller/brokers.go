@@ -543,7 +543,7 @@ func (r *View) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (rea
 	return strings.Join(parts, "; "), strings.Join(remedies, "; ")
 }
 
-// pausedChannels returns those of the names that are paused channels of the topic.
+// pausedChannels returns the names of the topic's paused channels, out of the given names.
 func pausedChannels(topic catalog.Topic, names []string) (paused []string) {
 	for _, c := range topic.Channels {
 		if c.Paused && slices.Contains(names, c.Name) {

@@ -258,8 +258,9 @@ type Imported struct {
 }
 
 // Import adds topics and brokers from the text of Export that are missing from the
-// catalog. Import leaves out a topic that is about to be rebuilt from a broker's copy: the topic
-// may have moved since the export, and the brokers of the older placement lack its messages. Errors: *BadMessage; *NotLeaderError, ErrNotCommitted, ErrClosing: then repeat
+// catalog. Import leaves out a topic that is about to be rebuilt from a broker's copy: the
+// topic may have moved since the export, and the brokers of the older placement lack its
+// messages. Errors: *BadMessage; *NotLeaderError, ErrNotCommitted, ErrClosing: then repeat
 // the import.
 func (c *Controller) Import(text []byte) (imported Imported, err error) {
 	if err := c.knowledge.following(); err != nil {

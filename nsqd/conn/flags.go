@@ -27,7 +27,7 @@ func (c *Config) LimitFlags(fs *flag.FlagSet) {
 	fs.Var(loops, "io-loops", "`number` of event loops that serve connections, on Linux; auto: 1, and more, up to one per processor, while a loop is overloaded and a processor idle; 0: a goroutine for each connection")
 }
 
-// ClientFlags defines the flags of what NSQ clients may request. c.Session holds the defaults.
+// ClientFlags defines the flags that bound the requests of NSQ clients. c.Session holds the defaults.
 func (c *Config) ClientFlags(fs *flag.FlagSet) {
 	s := c.Session
 	fs.DurationVar(&s.MsgTimeout, "msg-timeout", s.MsgTimeout, "how long a subscriber may hold a message that it does not finish")

@@ -494,8 +494,8 @@ func (c *Cluster) Closes() <-chan struct{} {
 
 // Remove closes the log and deletes its stream and cursors, unless another owner has claimed
 // them. If the part belongs to another broker, Remove only empties the stream up to the newest
-// block. That spares what the other broker stores if it claims the part meanwhile, and the error
-// is then ErrFenced.
+// block. So if the other broker claims the part meanwhile, its later blocks stay, and Remove
+// returns ErrFenced.
 func (l *Log) Remove() error {
 	fenced := l.Fenced()
 	l.fail(commitlog.ErrClosed)
