@@ -58,6 +58,9 @@ func (s Share) IsZero() bool { return s == Share{} }
 // Less returns s - o, whose parts may be negative.
 func (s Share) Less(o Share) Share { return Share{s.Rate - o.Rate, s.Burst - o.Burst} }
 
+// Max returns the larger rate and the larger burst of s and o.
+func (s Share) Max(o Share) Share { return Share{max(s.Rate, o.Rate), max(s.Burst, o.Burst)} }
+
 // Validate returns a *ShareError if s is neither the zero Share nor within the ranges. A caller
 // that requires a nonzero share also checks IsZero.
 func (s Share) Validate() error {

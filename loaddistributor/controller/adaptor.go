@@ -263,8 +263,7 @@ func (p *pipeline) former(name string) (total tokenbucket.Share, found bool) {
 	}
 	total = topic.Spec.Contract()
 	if topic.Next != nil { // an earlier controller may have sent the next contract to the adaptor
-		next := topic.Next.Spec.Contract()
-		total = tokenbucket.Share{Rate: max(total.Rate, next.Rate), Burst: max(total.Burst, next.Burst)}
+		total = total.Max(topic.Next.Spec.Contract())
 	}
 	for _, s := range topic.Unconfirmed {
 		total.Rate, total.Burst = total.Rate+s.Share.Rate, total.Burst+s.Share.Burst

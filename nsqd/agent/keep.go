@@ -200,17 +200,13 @@ func (o *owner) heldShares() []*srtmv1.HeldShare {
 	for i, h := range held {
 		share, base := h.Share, o.holdings.Of(h.Topic).Base()
 		if disk := o.disk[h.Topic].Share; disk.Rate > base.Rate || disk.Burst > base.Burst {
-			base = larger(base, disk)
-			share = larger(share, base)
+			base = base.Max(disk)
+			share = share.Max(base)
 			h.Flex = share.Less(base)
 		}
 		list[i] = &srtmv1.HeldShare{Topic: h.Topic, Share: service.ShareProto(share), Flex: service.ShareProto(h.Flex), Epoch: h.Epoch}
 	}
 	return list
-}
-
-func larger(a, b tokenbucket.Share) tokenbucket.Share {
-	return tokenbucket.Share{Rate: max(a.Rate, b.Rate), Burst: max(a.Burst, b.Burst)}
 }
 
 // save writes the topic's base to the store, and reports whether the store has no more than the topic's

@@ -117,16 +117,12 @@ func (l *Ledger) reserve(m *member) tokenbucket.Share {
 	if l.flexOver(m.broker) {
 		held, granted = m.acked.base, m.pending.Base()
 	}
-	return larger(held, granted)
+	return held.Max(granted)
 }
 
 func (l *Ledger) flexOver(id string) bool {
 	b := l.brokers[id]
 	return b != nil && b.flexOver
-}
-
-func larger(a, b tokenbucket.Share) tokenbucket.Share {
-	return tokenbucket.Share{Rate: max(a.Rate, b.Rate), Burst: max(a.Burst, b.Burst)}
 }
 
 func smaller(a, b tokenbucket.Share) tokenbucket.Share {

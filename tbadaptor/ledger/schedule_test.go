@@ -584,7 +584,7 @@ func (w *world) change(t *rapid.T) {
 	}))
 	delete(w.lost, name)
 	before := w.contracts[name]
-	w.contracts[name] = tokenbucket.Share{Rate: max(before.Rate, terms.Contract.Rate), Burst: max(before.Burst, terms.Contract.Burst)}
+	w.contracts[name] = before.Max(terms.Contract)
 	w.changing[name] = true
 }
 

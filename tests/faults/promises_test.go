@@ -63,7 +63,7 @@ func formerOf(l *srtmv1.Lowering, now time.Time) map[string]former {
 func (p *promises) during(contract tokenbucket.Share) {
 	now := p.last()
 	now.at, now.fresh = clock.Mono(), false
-	now.contract = tokenbucket.Share{Rate: max(now.contract.Rate, contract.Rate), Burst: max(now.contract.Burst, contract.Burst)}
+	now.contract = now.contract.Max(contract)
 	*p = append(*p, now)
 }
 
@@ -119,7 +119,7 @@ func (p promises) spans(late time.Duration) (all []span) {
 		sum := tokenbucket.Share{}
 		for i, one := range all {
 			if one.at <= at && (i+1 == len(all) || all[i+1].at > at.Add(-late)) {
-				sum = tokenbucket.Share{Rate: max(sum.Rate, one.share.Rate), Burst: max(sum.Burst, one.share.Burst)}
+				sum = sum.Max(one.share)
 			}
 		}
 		most = append(most, span{at, sum, fresh[at]})
