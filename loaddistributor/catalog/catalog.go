@@ -19,6 +19,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/plural"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // MaxGone bounds the number of disconnected brokers that nothing depends on. Beyond
@@ -352,6 +353,23 @@ func (all unconfirmed) set(e SharesUnconfirmed) {
 	} else {
 		delete(all, e.Topic)
 	}
+}
+
+// add records that each of the brokers may use a share.
+func (all unconfirmed) add(topic string, brokers []string, share tokenbucket.Share) {
+	byBroker := map[string]tokenbucket.Share{}
+	for _, s := range all[topic].Shares {
+		byBroker[s.Broker] = s.Share
+	}
+	for _, id := range brokers {
+		byBroker[id] = byBroker[id].Max(share)
+	}
+	e := all[topic]
+	e.Topic, e.Shares = topic, nil
+	for _, id := range sorted(byBroker) {
+		e.Shares = append(e.Shares, UnconfirmedShare{id, byBroker[id]})
+	}
+	all.set(e)
 }
 
 // markVague records that brokers may use more of a topic than its contract.

@@ -105,16 +105,16 @@ type BrokerNoted struct {
 
 // SharesUnconfirmed records the brokers that may still use shares beyond a topic's
 // contract, with these shares. The topic may be deleted. The contract was lowered or
-// removed, and these brokers have not confirmed the change to the adaptor, which has no
-// durable memory. The event replaces the earlier record.
+// removed, or a raise was reverted after the adaptor may have received it, and these
+// brokers have not confirmed the change to the adaptor, which has no durable memory. The
+// event replaces the earlier record.
 type SharesUnconfirmed struct {
 	Topic  string
 	Shares []UnconfirmedShare // by broker
 	// Raising: the contract was raised, and brokers have not confirmed all of it.
 	Raising bool
-	// Vague: brokers may use an unknown amount above the contract. Either the contract was
-	// restored from another log, or a raise was reverted after the adaptor had received
-	// it.
+	// Vague: brokers may use an unknown amount above the contract, which was restored from
+	// another log.
 	Vague bool
 }
 

@@ -109,7 +109,9 @@ func (e TopicMoveAborted) apply(c *Catalog) ([]Effect, error) {
 		c.brokers[id].retiring[e.Topic] = true
 	}
 	if from, to := t.spec.Contract(), t.next.Spec.Contract(); to.Rate > from.Rate || to.Burst > from.Burst {
-		c.unconfirmed.markVague(e.Topic) // the adaptor may have granted shares of the next contract
+		// The adaptor may have granted shares of the next contract.
+		ids := slices.DeleteFunc(append(t.holders(), t.next.Plan.Brokers()...), func(id string) bool { return c.brokers[id].Forgotten })
+		c.unconfirmed.add(e.Topic, ids, to)
 	}
 	t.next = nil
 	c.forgetGone()

@@ -18,10 +18,10 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// A broker that is cut off does not learn that a contract was lowered or removed. It uses
-// its former share until its lease ends or, with the policy "available", until it is
-// reached. So the catalog stores these unconfirmed shares before the change is
-// acknowledged (reconcile), until the adaptor knows that they are confirmed
+// A broker that is cut off does not learn that a contract was lowered or removed, or that
+// a raise was reverted. It uses its former share until its lease ends or, with the policy
+// "available", until it is reached. So the catalog stores these unconfirmed shares before
+// the change is acknowledged (reconcile), until the adaptor knows that they are confirmed
 // (contracts.noteUnconfirmed). While there are unconfirmed shares:
 //
 //   - the answers of the API name them (View.Lowering);

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
@@ -58,6 +61,16 @@ func (c *cable) through(cfg *agent.Config) {
 }
 
 func strictly(cfg *agent.Config) { cfg.Policy = agent.Strict }
+
+// unmoving is a journal that fails when a move is complete.
+type unmoving struct{ controller.Journal }
+
+func (j unmoving) Append(ctx context.Context, base uint64, events []catalog.Event) error {
+	if slices.ContainsFunc(events, func(e catalog.Event) bool { _, moved := e.(catalog.TopicMoved); return moved }) {
+		return errInjected
+	}
+	return j.Journal.Append(ctx, base, events)
+}
 
 // unconfirmed returns the brokers that may use more than the contract, and how much each may use.
 func unconfirmed(l *srtmv1.Lowering) map[string]int64 {
@@ -104,9 +117,15 @@ var _ = Describe("A contract that is lowered", func() {
 		away.set(true)
 		Eventually(func() bool { return c.broker("b1").Connected }).Should(BeFalse())
 	}
-	// recorded returns the topic's state in the catalog, which a restart keeps. GetTopic also queries the
-	// adaptor, so GetTopic may return ACTIVE before the catalog does.
-	recorded := func() srtmv1.TopicState {
+	// recorded returns the unconfirmed shares in the catalog, which a restart keeps. GetTopic also queries
+	// the adaptor, so GetTopic may return fewer shares before the catalog does.
+	recorded := func() map[string]int64 {
+		page, err := c.admin.ListTopics(context.Background(), &srtmv1.ListTopicsRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		return unconfirmed(page.Topics[0].Lowering)
+	}
+	// state returns the topic's state in the catalog.
+	state := func() srtmv1.TopicState {
 		page, err := c.admin.ListTopics(context.Background(), &srtmv1.ListTopicsRequest{})
 		Expect(err).NotTo(HaveOccurred())
 		return page.Topics[0].State
@@ -168,7 +187,7 @@ var _ = Describe("A contract that is lowered", func() {
 		Expect(page.Topics[0].State).To(Equal(srtmv1.TopicState_TOPIC_STATE_RAISING))
 		Expect(page.Topics[0].Reason).To(HavePrefix("the raised contract is not in force on all brokers"))
 		away.set(false)
-		Eventually(recorded).Should(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE))
+		Eventually(state).Should(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE))
 		restart()
 		Consistently(c.state("t")).ShouldNot(HavePrefix("RAISING"))
 	})
@@ -194,7 +213,7 @@ var _ = Describe("A contract that is lowered", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(page.Topics[0].State).To(Equal(srtmv1.TopicState_TOPIC_STATE_LOWERING))
 		away.set(false)
-		Eventually(recorded).Should(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE))
+		Eventually(state).Should(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE))
 		restart()
 		Consistently(c.state("t")).ShouldNot(HavePrefix("LOWERING"))
 	})
@@ -210,6 +229,30 @@ var _ = Describe("A contract that is lowered", func() {
 		Expect(unconfirmed(topic.Lowering)).To(Equal(map[string]int64{"b1": 150_000}), "as much as the former contract")
 		c.forget("b1")
 		Eventually(c.state("t")).ShouldNot(HavePrefix("LOWERING"))
+	})
+
+	It("names the brokers that may use a raise that an earlier loaddistributor did not complete", func() {
+		begin()
+		Expect(c.update(lower)).Error().NotTo(HaveOccurred())
+		c.stop()
+		c = newCluster(setup{data: data, address: c.address, config: func(cfg *controller.Config) { cfg.Journal = unmoving{cfg.Journal} }})
+		Eventually(state).Should(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE), "all brokers have joined")
+		Expect(c.update(spec("t", 165, 15))).Error().To(MatchError(ContainSubstring(errInjected.Error())))
+		away.set(true)
+		for range 2 {
+			restart()
+			Eventually(c.state("t")).Should(HavePrefix("LOWERING: broker b1 may use 165 msg/s and burst 15, with no end"))
+			Eventually(recorded).Should(Equal(map[string]int64{"b1": 165_000}), "b2 and b3 have reported")
+		}
+		topic, err := c.update(spec("t", 90, 9))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(others()).To(BeNumerically("<=", 90_000))
+		Expect(unconfirmed(topic.Lowering)).To(Equal(map[string]int64{"b1": 165_000}))
+		away.set(false)
+		Eventually(state).Should(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE))
+		Eventually(func() bool { return c.broker("b1").Connected }).Should(BeTrue())
+		Expect(c.update(spec("t", 165, 15))).Error().NotTo(HaveOccurred())
+		Eventually(others).Should(BeEquivalentTo(110_000))
 	})
 
 	It("reports when a strict broker stops, which then has stopped", func() {

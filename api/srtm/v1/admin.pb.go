@@ -1262,8 +1262,8 @@ func (x *AutoContract) GetMeasured() bool {
 }
 
 // Lowering reports which brokers may release more messages than a contract allows: the contract
-// was lowered or removed, and these brokers have not confirmed a smaller share. All others
-// together keep to the contract.
+// was lowered or removed, or an incomplete raise was reverted, and these brokers have not
+// confirmed a smaller share. All others together keep to the contract.
 type Lowering struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// By id.
