@@ -186,7 +186,7 @@ mqtt-conformance: $(SUITE) ## Eclipse paho's interoperability suite of MQTT agai
 CLIENTS = mkdir -p build && if SRTM_CLIENTS=1 $(GO) test -count=1 -timeout=$(TIMEOUT) -parallel=8 -v ./tests/clients > build/clients.log 2>&1; \
 	then grep '^clients: ' build/clients.log; else cat build/clients.log; exit 1; fi
 
-test-clients: ## install NSQ client libraries into build/clients and drive them against nsqd (log: build/clients.log)
+test-clients: ## install NSQ client libraries into the user's cache folder and drive them against nsqd (log: build/clients.log)
 	@$(CLIENTS)
 
 soak: ## load a broker for DURATION (10m), and look for what it does not give back

@@ -15,7 +15,8 @@
 // At the end of its input a driver closes its connections, writes {"event":"done"} and exits with 0.
 //
 // go-nsq and paho for Go run with every `go test`. The others run with SRTM_CLIENTS=1, as in `make test`: the tests
-// first install them, at the versions that the lock files here pin, into build/clients. The tests skip
+// first install them, at the versions that the lock files here pin, into srtm/clients of the user's cache
+// folder (os.UserCacheDir), where other checkouts find them. The tests skip
 // a language, with the reason, if its runtime is missing, or if it is not installed yet and its
 // package registry cannot be reached. The tests print a summary at the end.
 //

@@ -1,18 +1,19 @@
 package clients
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -85,17 +86,22 @@ var libraries = []library{
 	{
 		name: "tokio-nsq", folder: "rust", needs: []string{"cargo", "cc"},
 		install: func(s *site) error {
-			s.env = append(s.env, "CARGO_HOME="+filepath.Join(s.to, "cargo"))
-			return s.run("cargo", "build", "--quiet", "--locked", "--jobs=2", "--target-dir", filepath.Join(s.to, "target"))
+			target, home := filepath.Join(s.to, "target"), filepath.Join(s.to, "cargo")
+			s.env = append(s.env, "CARGO_HOME="+home)
+			if err := s.run("cargo", "build", "--quiet", "--locked", "--jobs=2", "--target-dir", target); err != nil {
+				return err
+			}
+			// the rest has half a gigabyte
+			return errors.Join(os.Rename(filepath.Join(target, "debug", "driver"), filepath.Join(s.to, "driver")), os.RemoveAll(target), os.RemoveAll(home))
 		},
-		command: func(s *site) []string { return []string{filepath.Join(s.to, "target", "debug", "driver")} },
+		command: func(s *site) []string { return []string{filepath.Join(s.to, "driver")} },
 	},
 }
 
 // site is where a library is installed.
 type site struct {
 	from string // the driver's folder
-	to   string // build/clients/<library>
+	to   string // in the user's cache folder
 	env  []string
 }
 
@@ -138,7 +144,7 @@ func (s *site) copy(name string) error {
 	return os.WriteFile(filepath.Join(s.to, name), text, 0o644)
 }
 
-// prepare installs l, unless l was installed from the same files before, or skips t.
+// prepare installs l, unless l was installed from the same files for the same runtime before, or skips t.
 func (l library) prepare(t *testing.T) *site {
 	t.Helper()
 	if !l.always && os.Getenv(envClients) == "" {
@@ -154,16 +160,27 @@ func (l library) prepare(t *testing.T) *site {
 			results.skip(t, l.name, "", fmt.Sprintf("%s: %v: %.200s", strings.Join(l.runtime, " "), err, output))
 		}
 	}
-	root := testkit.Root(t)
-	s := &site{from: filepath.Join(root, "tests", "clients", l.folder), to: filepath.Join(root, "build", "clients", l.name)}
+	s := &site{from: filepath.Join(testkit.Root(t), "tests", "clients", l.folder)}
 	if l.always {
 		s.to = t.TempDir()
+		if err := l.install(s); err != nil {
+			t.Fatalf("install %s: %v", l.name, err)
+		}
+		return s
 	}
-	testkit.Must(t, os.MkdirAll(s.to, 0o755))
-	want, err := s.fingerprint()
+	caches, err := os.UserCacheDir()
 	testkit.Must(t, err)
-	stamp := filepath.Join(s.to, "installed")
-	if have, err := os.ReadFile(stamp); err == nil && bytes.Equal(have, want) {
+	files, err := s.fingerprint(l.needs[0])
+	testkit.Must(t, err)
+	s.to = filepath.Join(caches, "srtm", "clients", l.folder+"-"+files)
+	testkit.Must(t, os.MkdirAll(s.to, 0o755))
+	// Another test or checkout may install the same.
+	stamp, err := os.OpenFile(s.to+stampSuffix, os.O_RDWR|os.O_CREATE, 0o644)
+	testkit.Must(t, err)
+	defer stamp.Close()
+	testkit.Must(t, syscall.Flock(int(stamp.Fd()), syscall.LOCK_EX))
+	if text, err := io.ReadAll(stamp); err == nil && len(text) > 0 {
+		testkit.Must(t, os.Chtimes(stamp.Name(), time.Time{}, time.Now()))
 		return s
 	}
 	begin := time.Now()
@@ -175,19 +192,43 @@ func (l library) prepare(t *testing.T) *site {
 	if err != nil {
 		t.Fatalf("install %s: %v", l.name, err)
 	}
-	testkit.Must(t, os.WriteFile(stamp, want, 0o644))
+	_, err = stamp.WriteString("by tests/clients\n")
+	testkit.Must(t, err)
+	removeUnused(t, filepath.Dir(s.to))
 	results.installed(l.name, time.Since(begin))
 	return s
 }
 
-// fingerprint sums up the driver's folder.
-func (s *site) fingerprint() ([]byte, error) {
+// stampSuffix ends the name of the file beside a folder of an installation. The file is empty until the
+// installation is complete, and its time is the last use.
+const stampSuffix = ".installed"
+
+// removeUnused removes the installations that no test has used for a month.
+func removeUnused(t *testing.T, caches string) {
+	t.Helper()
+	stamps, err := filepath.Glob(filepath.Join(caches, "*"+stampSuffix))
+	testkit.Must(t, err)
+	for _, stamp := range stamps {
+		if info, err := os.Stat(stamp); err == nil && time.Since(info.ModTime()) > 30*24*time.Hour {
+			testkit.Must(t, os.Remove(stamp))
+			testkit.Must(t, os.RemoveAll(strings.TrimSuffix(stamp, stampSuffix)))
+		}
+	}
+}
+
+// fingerprint identifies the files of the driver's folder and the version of the runtime.
+func (s *site) fingerprint(runtime string) (string, error) {
 	sum := sha256.New()
-	err := filepath.WalkDir(s.from, func(path string, entry fs.DirEntry, err error) error {
+	version, err := exec.Command(runtime, "--version").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s --version: %w: %s", runtime, err, version)
+	}
+	sum.Write(version)
+	err = fs.WalkDir(os.DirFS(s.from), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		text, err := os.ReadFile(path)
+		text, err := os.ReadFile(filepath.Join(s.from, path))
 		if err != nil {
 			return err
 		}
@@ -195,5 +236,5 @@ func (s *site) fingerprint() ([]byte, error) {
 		sum.Write(text)
 		return nil
 	})
-	return []byte(hex.EncodeToString(sum.Sum(nil)) + "\n"), err
+	return hex.EncodeToString(sum.Sum(nil)[:8]), err
 }
