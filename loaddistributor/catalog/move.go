@@ -111,7 +111,7 @@ func (e TopicMoveAborted) apply(c *Catalog) ([]Effect, error) {
 	if from, to := t.spec.Contract(), t.next.Spec.Contract(); to.Rate > from.Rate || to.Burst > from.Burst {
 		// The adaptor may have granted shares of the next contract.
 		ids := slices.DeleteFunc(append(t.holders(), t.next.Plan.Brokers()...), func(id string) bool { return c.brokers[id].Forgotten })
-		c.unconfirmed.add(e.Topic, ids, to)
+		c.unconfirmed.add(e.Topic, ids, from.Max(to))
 	}
 	t.next = nil
 	c.forgetGone()

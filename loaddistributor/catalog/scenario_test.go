@@ -241,6 +241,9 @@ var commands = map[string]func(*script, []string) (Event, error){
 		if s.printf("%v %s", t.State, t.Reason); ok {
 			s.printf("%d msg/s, key %q, retiring %v, moves: %v, unplaced %d", t.Spec.Demand.Rate, t.Key, t.Retiring, t.Next != nil, t.Placement.Unplaced())
 			s.printf("ordered: %d msg/s, %d publishers", t.Ordered.Demand.Rate, t.Placement.Len())
+			for _, u := range t.Unconfirmed {
+				s.printf("%s may use %v msg/s, burst %d", u.Broker, u.Share.Rate.PerSecond(), u.Share.Burst)
+			}
 		}
 		return nil, nil
 	},
