@@ -348,16 +348,22 @@ func (b *Broker) DeleteTopic(name string) error {
 	if err != nil {
 		return err
 	}
+	return b.remove(t)
+}
+
+// remove ends a topic that is no longer in b's list, and returns when its log is removed.
+// Otherwise the topic would reappear after a crash.
+func (b *Broker) remove(t *Topic) error {
 	t.close(true)
 	b.shared.listed()
 	if t.store == nil {
 		return nil
 	}
-	<-t.store.gone // otherwise the topic would reappear after a crash
+	<-t.store.gone
 	t.runner.mu.Lock()
 	defer t.runner.mu.Unlock()
 	if err := t.store.unremoved; err != nil {
-		return fmt.Errorf("%w: the log of topic %q is not removed: %w", ErrStorage, name, err)
+		return fmt.Errorf("%w: the log of topic %q is not removed: %w", ErrStorage, t.runner.name, err)
 	}
 	return nil
 }
@@ -389,7 +395,7 @@ func (b *Broker) unrecord(t *Topic, remove func() error) error {
 // DeleteUnused deletes a topic that holds no messages and is either retired or without
 // publishers. Other topics are unchanged. A concurrent message is either held, so the topic
 // remains, or not accepted.
-// Errors: ErrUnknownTopic, ErrInUse, ErrStorage.
+// Errors: ErrUnknownTopic, ErrInUse, ErrStorage; after ErrStorage see DeleteTopic.
 func (b *Broker) DeleteUnused(name string) error {
 	t, err := b.Topic([]byte(name))
 	if err != nil {
@@ -413,9 +419,7 @@ func (b *Broker) DeleteUnused(name string) error {
 	if err != nil {
 		return err
 	}
-	t.close(true)
-	b.shared.listed()
-	return nil
+	return b.remove(t)
 }
 
 // unusedLocked reports whether the topic holds no messages and is either retired or without

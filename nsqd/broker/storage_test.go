@@ -21,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -205,6 +206,22 @@ func storing(fsync bool) {
 			Expect(s.Waiting+s.Channels[0].Ready+s.Channels[0].Deferred).To(BeZero(), "nothing was left")
 		}
 		Expect(filepath.Glob(filepath.Join(path, "*.log"))).To(BeEmpty())
+	})
+
+	It("has removed the log of an unused topic when it says so, or a crash would bring the topic back", func() {
+		path := GinkgoT().TempDir()
+		b, _ := stored(path)
+		for i := range 20 {
+			t := topic(b, fmt.Sprint("t", i))
+			Expect(t.CreateChannel("c")).To(Succeed())
+			Expect(t.Retain(&metadata.Retention{Age: time.Hour})).To(Succeed())
+			publishAll(t, 0, 50)
+			r := read(t, "c", 50, true)
+			Eventually(r.count).Should(Equal(50))
+			Eventually(func() int { return t.Stats().Channels[0].InFlight }).Should(BeZero())
+			Expect(b.DeleteUnused(t.Name())).To(Succeed())
+			Expect(filepath.Glob(filepath.Join(path, t.Name()+".log"))).To(BeEmpty())
+		}
 	})
 
 	It("leaves to the next process what it is too late to delete", func() {
