@@ -135,11 +135,12 @@ func checkContract(c *adaptor.Contract) (bad badRequest) {
 // set puts a contract in the ledger and waits until its members have their shares. If set fails, it
 // removes the contract, unless the contract existed before.
 func (s *Server) set(ctx context.Context, c *adaptor.Contract) error {
-	var before bool
+	var before, expired bool
 	holders := c.Holders
 	for {
 		var changed <-chan struct{}
 		err := s.change(reasonContract, func(m *adaptor.Machine) (withdrawn []ledger.Grant, err error) {
+			// In every round: between two rounds another term with an empty ledger may have begun.
 			if before = m.Contract(c.Topic) != nil; !before && len(holders) > 0 {
 				withdrawn = s.removeLocked(c.Topic, holders, c.Strict)
 			}
@@ -153,8 +154,8 @@ func (s *Server) set(ctx context.Context, c *adaptor.Contract) error {
 		})
 		var busy *ledger.Busy
 		if errors.As(err, &busy) {
-			if holders != nil {
-				holders = nil
+			if holders != nil && !expired {
+				expired = true
 				s.expire(clock.Mono()) // starts the leases of the holders
 			}
 			// Brokers are still giving up the previous contract of this name.

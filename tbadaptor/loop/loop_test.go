@@ -712,6 +712,37 @@ var _ = Describe("An adaptor whose term is lent", func() {
 		Expect(a.server.State().Topics).To(HaveLen(1))
 	})
 
+	It("waits for the holders of a removed contract through the beginning of another term", func() {
+		const lease = 100 * time.Millisecond
+		var first *srtmv1.LeadResponse
+		Eventually(func() bool { // the term may be over before its grant is received
+			first = lead(&srtmv1.LeadRequest{})
+			return lead(lend(first, lease, 7)).Leads
+		}).Should(BeTrue())
+		end := mono.Time(first.Stamp).Add(lease)
+		req := contract("t", 100_000, 10, members("b1", 100_000, 10))
+		req.Holders = []string{"b2"}
+		done := a.set(ctx, req)
+		Eventually(func() bool { return clock.Mono() >= end }, "10s", "10us").Should(BeTrue())
+		next, err := a.server.Lead(ctx, lend(first, time.Hour, 8)) // mostly the first to notice the end
+		Expect(err).NotTo(HaveOccurred())
+		Expect(next.Term).To(BeEquivalentTo(8))
+		b1 := a.join("b1", "i")
+		select {
+		case err := <-done: // the end of the term was noticed
+			Expect(err).To(fails(codes.Unavailable, loop.ReasonNotLeading))
+			done = a.set(ctx, req)
+		case <-b1.grants:
+			Fail("b2 may still be using its share")
+		case <-time.After(20 * time.Millisecond):
+		}
+		Consistently(b1.grants, "20ms").ShouldNot(Receive(), "b2 may still be using its share")
+		b2 := a.join("b2", "i", heldShare("t", 70, 60_000, 6))
+		b2.ack(b2.granted(), 0)
+		b1.ack(b1.granted(), 0)
+		Expect(<-done).To(Succeed())
+	})
+
 	It("ends its sessions when it is over, and takes no term twice", func() {
 		now := lead(lend(lead(&srtmv1.LeadRequest{}), time.Minute, 7))
 		Expect(now.Leads).To(BeTrue())
