@@ -44,15 +44,19 @@ func excess(shares *srtmv1.TopicShares, query reconcile.LookUnconfirmed, recorde
 	var sum tokenbucket.Share
 	add := func(s tokenbucket.Share) { sum.Rate, sum.Burst = sum.Rate+s.Rate, sum.Burst+s.Burst }
 	lowered := query.Contract.Rate < query.Former.Rate || query.Contract.Burst < query.Former.Burst
+	unknown := false
 	for _, id := range shares.GetAwaited() {
 		s, found := former[id]
-		if !found && lowered && slices.Contains(query.Holders, id) {
-			s = query.Former
+		// After a raise the broker may have received more than its record says.
+		if lowered && (!found || query.Raised) && slices.Contains(query.Holders, id) {
+			s = s.Max(query.Former)
 		}
-		if !s.IsZero() {
-			awaited[id] = s
-			add(s)
+		if s.IsZero() {
+			unknown = true
+			continue
 		}
+		awaited[id] = s
+		add(s)
 	}
 	for _, m := range shares.GetMembers() {
 		add(service.ShareOf(m.Reserved))
@@ -65,8 +69,9 @@ func excess(shares *srtmv1.TopicShares, query reconcile.LookUnconfirmed, recorde
 		reserved, target := service.ShareOf(m.Reserved), service.ShareOf(m.Target)
 		_, found := former[m.BrokerId]
 		// A broker with an empty target stays until it has given up its whole share: a
-		// restarted adaptor would not wait for it.
-		if (reserved.Rate > target.Rate || reserved.Burst > target.Burst) && (beyond || found && target.IsZero()) {
+		// restarted adaptor would not wait for it. A broker stays, too, while the sum lacks an
+		// unknown share.
+		if (reserved.Rate > target.Rate || reserved.Burst > target.Burst) && (beyond || found && (target.IsZero() || unknown)) {
 			u.Shares = append(u.Shares, catalog.UnconfirmedShare{Broker: m.BrokerId, Share: reserved})
 			u.Pending = u.Pending || m.Connected
 		}
@@ -81,6 +86,14 @@ func excess(shares *srtmv1.TopicShares, query reconcile.LookUnconfirmed, recorde
 		u.Pending = u.Pending || len(p.Brokers) == 0 || slices.ContainsFunc(p.Brokers, connected)
 	}
 	return u
+}
+
+// current reports whether the adaptor's shares are of this contract, or of the part of it that
+// has brokers. Until a reverted or a new contract has reached the adaptor, the targets of the
+// shares say nothing about the contract in force.
+func current(shares *srtmv1.TopicShares, contract tokenbucket.Share) bool {
+	divided := service.ShareOf(shares.GetContract())
+	return shares.GetContract() != nil && divided.Rate <= contract.Rate && divided.Burst <= contract.Burst
 }
 
 // raising returns the part of a contract that is in force according to the adaptor, and
@@ -127,7 +140,7 @@ func (c *change) unconfirmed(query reconcile.LookUnconfirmed) reconcile.Unconfir
 	if removed := query.Contract.IsZero(); removed {
 		// Repeat the removal: a restarted adaptor does not know the brokers.
 		shares, err = c.adaptor.drop(name, awaited, strict)
-	} else if shares, err = c.adaptor.topic(context.Background(), name, sharesTimeout); err == nil && shares.GetContract() == nil {
+	} else if shares, err = c.adaptor.topic(context.Background(), name, sharesTimeout); err == nil && !current(shares, query.Contract) {
 		err = errForgotten
 	}
 	if err != nil {
@@ -209,8 +222,8 @@ func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed 
 	case owned:
 		return false, nil // the owner looks
 	case found:
-		if shares.GetContract() == nil {
-			return false, nil // run restores the contract first
+		if !current(shares, topic.Spec.Contract()) {
+			return false, nil // run sends the contract first
 		}
 		query.Contract, query.Raised = topic.Spec.Contract(), topic.Raising
 	case !shares.GetRemoving():
@@ -223,9 +236,9 @@ func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed 
 	recorded := c.cat.next.Unconfirmed(name)
 	u := excess(shares, query, recorded)
 	now := catalog.SharesUnconfirmed{Topic: name, Shares: u.Shares, Raising: u.Raising, Vague: topic.Vague && len(shares.GetAwaited()) > 0}
-	current, exists := c.cat.next.Topic(name)
+	next, exists := c.cat.next.Topic(name)
 	unchanged := slices.Equal(now.Shares, recorded) && now.Raising == topic.Raising && now.Vague == topic.Vague
-	if c.topics.owned(name) || exists != found || current.Spec != topic.Spec || unchanged {
+	if c.topics.owned(name) || exists != found || next.Spec != topic.Spec || unchanged {
 		return false, nil
 	}
 	_, err = c.cat.stage(now)
@@ -269,8 +282,8 @@ func (r *View) Lowering(ctx context.Context, name string) *srtmv1.Lowering {
 	if found {
 		query.Contract = topic.Spec.Contract()
 	}
-	// A restarted adaptor may not know the topic yet.
-	if adaptorKnows := shares.GetRemoving() || found && shares.GetContract() != nil; adaptorKnows {
+	// The adaptor may not have the topic or its contract yet.
+	if adaptorKnows := shares.GetRemoving() || found && current(shares, query.Contract); adaptorKnows {
 		recorded = excess(shares, query, recorded).Shares
 	}
 	return r.lowering(recorded, shares, time.Now())

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -20,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 )
 
 // cable is a broker's way to the control plane.
@@ -72,6 +74,19 @@ func (j unmoving) Append(ctx context.Context, base uint64, events []catalog.Even
 	return j.Journal.Append(ctx, base, events)
 }
 
+// withheld is an adaptor that gets no contract while holds is set.
+type withheld struct {
+	controller.Adaptor
+	holds *atomic.Bool
+}
+
+func (w withheld) Set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode) error {
+	if w.holds.Load() {
+		return errInjected
+	}
+	return w.Adaptor.Set(ctx, c, mode)
+}
+
 // unconfirmed returns the brokers that may use more than the contract, and how much each may use.
 func unconfirmed(l *srtmv1.Lowering) map[string]int64 {
 	all := map[string]int64{}
@@ -112,6 +127,9 @@ var _ = Describe("A contract that is lowered", func() {
 		c.stop()
 		c = newCluster(setup{data: data, address: address})
 		Eventually(func() bool { return c.broker("b2").Connected && c.broker("b3").Connected }).Should(BeTrue())
+	}
+	joined := func() bool {
+		return c.broker("b1").Connected && c.broker("b2").Connected && c.broker("b3").Connected
 	}
 	gone := func() {
 		away.set(true)
@@ -236,7 +254,7 @@ var _ = Describe("A contract that is lowered", func() {
 		Expect(c.update(lower)).Error().NotTo(HaveOccurred())
 		c.stop()
 		c = newCluster(setup{data: data, address: c.address, config: func(cfg *controller.Config) { cfg.Journal = unmoving{cfg.Journal} }})
-		Eventually(state).Should(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE), "all brokers have joined")
+		Eventually(joined).Should(BeTrue())
 		Expect(c.update(spec("t", 165, 15))).Error().To(MatchError(ContainSubstring(errInjected.Error())))
 		away.set(true)
 		for range 2 {
@@ -253,6 +271,45 @@ var _ = Describe("A contract that is lowered", func() {
 		Eventually(func() bool { return c.broker("b1").Connected }).Should(BeTrue())
 		Expect(c.update(spec("t", 165, 15))).Error().NotTo(HaveOccurred())
 		Eventually(others).Should(BeEquivalentTo(110_000))
+	})
+
+	It("names the brokers that may use a raise that was reverted, while the adaptor still divides the raise", func() {
+		ln := listen("127.0.0.1:0")
+		address := ln.Addr().String()
+		startAdaptor(ln)
+		data, away = &store.Memory{}, cable{}
+		var ends, holds atomic.Bool
+		// The journal fails at the end of the first move to 165 msg/s. Afterwards the adaptor gets no contract.
+		config := func(cfg *controller.Config) {
+			if ends.Load() {
+				cfg.Journal = unmoving{cfg.Journal}
+			}
+		}
+		wrap := func(a controller.Adaptor) controller.Adaptor { return withheld{a, &holds} }
+		c = newCluster(setup{data: data, adaptorAddress: address, config: config, wrap: wrap})
+		c.join("b1", 60, agenttest.New(), away.through)
+		c.node("b2", 60)
+		c.node("b3", 60)
+		c.mustCreate(lower)
+		c.stop()
+		ends.Store(true)
+		c = newCluster(setup{data: data, address: c.address, adaptorAddress: address, config: config, wrap: wrap})
+		Eventually(joined).Should(BeTrue())
+		Expect(c.update(spec("t", 165, 15))).Error().To(MatchError(ContainSubstring(errInjected.Error())))
+		c.stop()
+		ends.Store(false)
+		holds.Store(true)
+		c = newCluster(setup{data: data, address: c.address, adaptorAddress: address, config: config, wrap: wrap})
+		Eventually(joined).Should(BeTrue())
+		all := map[string]int64{"b1": 165_000, "b2": 165_000, "b3": 165_000}
+		Expect(unconfirmed(c.topic("t").Lowering)).To(Equal(all))
+		topic, err := c.update(lower)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(unconfirmed(topic.Lowering)).To(Equal(all), "the contract is what it was, and the adaptor divides another")
+		Consistently(recorded).Should(Equal(all))
+		holds.Store(false)
+		Eventually(recorded).Should(BeEmpty())
+		Expect(others()).To(BeNumerically("<=", 60_000))
 	})
 
 	It("reports when a strict broker stops, which then has stopped", func() {
