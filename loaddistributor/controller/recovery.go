@@ -13,6 +13,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/store"
 )
 
@@ -168,6 +169,18 @@ func (c *copies) holder(topic string) (broker string) {
 	return broker
 }
 
+// others returns the connected brokers outside a plan that have a topic which the catalog
+// lacks. They may have messages, so the topic retires from them.
+func (c *copies) others(topic string, plan placement.Plan) (ids []string) {
+	// order: TopicRestored sorts
+	for id, s := range c.brokers.sessions {
+		if s.unknown[topic] && plan.On(id) < 0 {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // rebuild restores the topics whose members are all present and agree, after the other
 // brokers had time to join.
 func (c *copies) rebuild(now time.Time) {
@@ -230,10 +243,16 @@ func (c *copies) restore(name string, copies []copiedTopic) (problem string) {
 			return "broker " + q.Broker + " has not come with it"
 		}
 	}
-	topic.Retiring = slices.DeleteFunc(slices.Clone(topic.Retiring), func(id string) bool {
-		_, found := c.cat.next.Broker(id)
-		return !found
-	})
+	for _, id := range topic.Retiring {
+		if _, found := c.cat.next.Broker(id); !found {
+			// The broker has messages of the topic, and has not joined yet. Its capacity is not known.
+			b := catalog.BrokerDump{Broker: catalog.Broker{ID: id, Configured: 1, Mcap: 1}}
+			if _, err := c.cat.stage(catalog.BrokerRestored{BrokerDump: b}); err != nil {
+				return err.Error()
+			}
+		}
+	}
+	topic.Retiring = append(slices.Clone(topic.Retiring), c.others(name, topic.Plan)...)
 	if _, err := c.cat.stage(catalog.TopicRestored{TopicDump: topic}); err != nil {
 		return err.Error()
 	}
@@ -325,6 +344,7 @@ func (c *Controller) restore(t catalog.TopicDump) error {
 		c.mu.Unlock()
 		return fmt.Errorf("topic %s: broker %s keeps it, and it comes back by itself: %w", name, id, catalog.ErrUnread)
 	}
+	t.Retiring = append(slices.Clone(t.Retiring), c.copies.others(name, t.Plan)...)
 	restored, err := c.cat.stage(catalog.TopicRestored{TopicDump: t})
 	if err == nil {
 		c.knowledge.empty = false

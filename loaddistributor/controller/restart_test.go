@@ -367,6 +367,49 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(second.publishersByBroker("t", 100)).To(Equal(map[string]int{"b2": 100}), "b2 has the messages")
 	})
 
+	It("that has lost its store retires a rebuilt topic from brokers that it had left and that come later", func() {
+		first, former := newCluster(setup{data: &store.Memory{}}), agenttest.New()
+		old := first.join("b1", 60, former)
+		first.mustCreate(spec("t", 4, 4))
+		former.Use("t", true) // messages wait
+		first.join("b2", 60, agenttest.New())
+		first.mustMove("t", "b2", "g.0", "g.1", "g.2", "g.3")
+		first.stop()
+		old.stop()
+
+		second := newCluster(setup{data: &store.Memory{}, address: first.address})
+		Eventually(func() error { _, err := second.resolve("t", "g.0"); return err }).Should(Succeed())
+		second.join("b1", 60, former, instance("another"))
+		Consistently(hasTopic(former, "t")).Should(BeTrue())
+		Expect(second.broker("b1").ConfiguredMcap).To(BeEquivalentTo(60))
+		former.Use("t", false)
+		Eventually(hasTopic(former, "t")).Should(BeFalse(), "its messages are gone")
+		Expect(second.publishersByBroker("t", 4)).To(Equal(map[string]int{"b2": 4}))
+	})
+
+	It("that has lost its store retires an imported topic from brokers that have it from after the export", func() {
+		first, later := newCluster(setup{data: &store.Memory{}}), agenttest.New()
+		first.join("b1", 60, agenttest.New())
+		first.mustCreate(spec("t", 4, 4))
+		text, err := first.control.View().Export()
+		Expect(err).NotTo(HaveOccurred())
+		first.join("b2", 60, later)
+		lost := first.join("b3", 60, agenttest.New())
+		first.mustMove("t", "b2", "g.0", "g.1")
+		first.mustMove("t", "b3", "g.2", "g.3")
+		first.stop()
+		lost.stop()
+
+		second := newCluster(setup{data: &store.Memory{}, address: first.address})
+		for _, id := range []string{"b1", "b2"} {
+			Eventually(func() bool { return second.broker(id).GetConnected() }).Should(BeTrue())
+		}
+		<-time.After(time.Second) // for what the brokers keep
+		Expect(second.control.Import(text)).To(HaveField("Topics", 1), "b3 has not come with the topic")
+		Eventually(hasTopic(later, "t")).Should(BeFalse(), "it has no message")
+		Expect(second.publishersByBroker("t", 4)).To(Equal(map[string]int{"b1": 4}))
+	})
+
 	// The broker may hold a share. The next adaptor learns of the share only from the broker.
 	DescribeTable("rolls back a creation that no caller knows of", func(granted bool) {
 		data := &store.Memory{}
