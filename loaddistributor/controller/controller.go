@@ -228,6 +228,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.mover.run(time.Now())
 		case err = <-failed:
 			running, committing = false, false
+			c.end(err) // another controller may lead, and a contract of this one must not follow that one's
 		case <-ctx.Done():
 			running = false
 		}

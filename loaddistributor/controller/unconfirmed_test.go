@@ -87,6 +87,36 @@ func (w withheld) Set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mod
 	return w.Adaptor.Set(ctx, c, mode)
 }
 
+// dying is a journal that fails once dies is set.
+type dying struct {
+	controller.Journal
+	dies *atomic.Bool
+}
+
+func (j dying) Append(ctx context.Context, base uint64, events []catalog.Event) error {
+	if j.dies.Load() {
+		return errInjected
+	}
+	return j.Journal.Append(ctx, base, events)
+}
+
+// unanswering is an adaptor that answers no update of a contract. It reports the beginning and the end
+// of the call.
+type unanswering struct {
+	controller.Adaptor
+	begins, ends chan struct{}
+}
+
+func (u unanswering) Set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode) error {
+	if mode != adaptor.Update {
+		return u.Adaptor.Set(ctx, c, mode)
+	}
+	u.begins <- struct{}{}
+	<-ctx.Done()
+	u.ends <- struct{}{}
+	return ctx.Err()
+}
+
 // unconfirmed returns the brokers that may use more than the contract, and how much each may use.
 func unconfirmed(l *srtmv1.Lowering) map[string]int64 {
 	all := map[string]int64{}
@@ -310,6 +340,22 @@ var _ = Describe("A contract that is lowered", func() {
 		holds.Store(false)
 		Eventually(recorded).Should(BeEmpty())
 		Expect(others()).To(BeNumerically("<=", 60_000))
+	})
+
+	It("is not sent to the adaptor any more once the journal has failed, since another loaddistributor may lead", func() {
+		var dies atomic.Bool
+		begins, ends := make(chan struct{}, 1), make(chan struct{}, 1)
+		c = newCluster(setup{
+			data: &store.Memory{}, config: func(cfg *controller.Config) { cfg.Journal = dying{cfg.Journal, &dies} },
+			wrap: func(a controller.Adaptor) controller.Adaptor { return unanswering{a, begins, ends} },
+		})
+		c.node("b1", 60)
+		c.mustCreate(spec("t", 50, 5))
+		go func() { _, _ = c.update(lower) }()
+		Eventually(begins).Should(Receive())
+		dies.Store(true)
+		Expect(c.control.Calibrate("b1", 70)).Error().To(HaveOccurred())
+		Eventually(ends, "100ms").Should(Receive())
 	})
 
 	It("reports when a strict broker stops, which then has stopped", func() {
