@@ -289,6 +289,7 @@ func TestAnyHistoryKeepsTheInvariants(t *testing.T) {
 					_ = apply(BrokerDraining{broker, rapid.Bool().Draw(t, "draining"), rapid.Bool().Draw(t, "forced")})
 				case 5:
 					_ = apply(MemberRetired{name, broker})
+					_ = apply(MemberFound{name, broker})
 				case 6:
 					_ = apply(Restarted{})
 				}

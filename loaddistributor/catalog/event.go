@@ -150,6 +150,10 @@ type TopicMoveAborted struct {
 	Left []string
 }
 
+// MemberFound: a broker outside the topic's plan has the topic, for example from before the
+// control plane's store was lost. It may hold messages, so it retires.
+type MemberFound struct{ Topic, Broker string }
+
 // MemberRetired: the topic is gone from a retiring broker.
 type MemberRetired struct{ Topic, Broker string }
 

@@ -118,6 +118,20 @@ func (e TopicMoveAborted) apply(c *Catalog) ([]Effect, error) {
 	return nil, nil
 }
 
+func (e MemberFound) apply(c *Catalog) ([]Effect, error) {
+	t, b := c.topics[e.Topic], c.brokers[e.Broker]
+	switch {
+	case t == nil:
+		return nil, fmt.Errorf("topic %s found on %s: %w", e.Topic, e.Broker, ErrTopicUnknown)
+	case t.phase != Active || t.next != nil:
+		return nil, fmt.Errorf("topic %s found on %s: %w", e.Topic, e.Broker, ErrTopicState)
+	case b == nil || b.topics[e.Topic] || b.retiring[e.Topic] || b.leftovers[e.Topic]:
+		return nil, fmt.Errorf("topic %s found on %s, which is no broker, or of which the catalog knows it: %w", e.Topic, e.Broker, ErrBrokerUnknown)
+	}
+	t.retiring[e.Broker], b.retiring[e.Topic] = true, true
+	return nil, nil
+}
+
 func (e MemberRetired) apply(c *Catalog) ([]Effect, error) {
 	t := c.topics[e.Topic]
 	if t == nil {

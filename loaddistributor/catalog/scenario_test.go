@@ -229,6 +229,7 @@ var commands = map[string]func(*script, []string) (Event, error){
 	},
 	"moved":   func(_ *script, a []string) (Event, error) { return TopicMoved{a[0]}, nil },
 	"abort":   func(_ *script, a []string) (Event, error) { return TopicMoveAborted{a[0], a[1:]}, nil },
+	"found":   func(_ *script, a []string) (Event, error) { return MemberFound{a[0], a[1]}, nil },
 	"retired": func(_ *script, a []string) (Event, error) { return MemberRetired{a[0], a[1]}, nil },
 	"restart": func(*script, []string) (Event, error) { return Restarted{}, nil },
 	"reload": func(s *script, _ []string) (_ Event, err error) { // from a dump

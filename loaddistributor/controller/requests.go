@@ -7,6 +7,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
@@ -114,6 +115,10 @@ func (q *requests) assign(s *Session, now time.Time) {
 		// take-over; or a client created the topic on it directly.
 		if s.reports.Has(name) && slices.Contains(topic.Retiring, s.broker) || q.cat.next.Expects(name, s.broker) {
 			prepare = append(prepare, name)
+		} else if q.found(s, topic) {
+			_, err := q.cat.stage(catalog.MemberFound{Topic: name, Broker: s.broker})
+			_ = mustSucceed("topic "+name+" found on broker "+s.broker, err)
+			q.cfg.Log.Warn("a broker has the topic and is outside its placement; the topic retires from the broker", obs.KeyTopic, name, obs.KeyBroker, s.broker)
 		}
 	}
 	for _, name := range prepare {
@@ -121,6 +126,16 @@ func (q *requests) assign(s *Session, now time.Time) {
 			q.prepare(s, request{topic: name, sent: now}, topic.Spec)
 		}
 	}
+}
+
+// found reports whether the broker has a topic of which it is no member. The broker's first
+// report may name a topic that the broker is giving up. What a broker keeps of a replicated
+// topic belongs to the broker that took it over.
+func (q *requests) found(s *Session, topic catalog.Topic) bool {
+	name := topic.Spec.Name()
+	next, _ := q.cat.next.Topic(name)
+	return s.reports.Count() >= 2 && s.reports.Has(name) && next.Open() && next.Next == nil &&
+		next.Spec.Durability != catalog.DurabilityReplicated && !q.cat.next.Holds(name, s.broker) && !q.cat.next.LeftOn(name, s.broker)
 }
 
 // expect numbers a request and stores it until the answer.

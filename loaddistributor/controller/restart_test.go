@@ -410,6 +410,28 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(second.publishersByBroker("t", 4)).To(Equal(map[string]int{"b1": 4}))
 	})
 
+	It("that has lost its store retires an imported topic from brokers that join after the import", func() {
+		first, later := newCluster(setup{data: &store.Memory{}}), agenttest.New()
+		first.join("b1", 60, agenttest.New())
+		first.mustCreate(spec("t", 4, 4))
+		text, err := first.control.View().Export()
+		Expect(err).NotTo(HaveOccurred())
+		old := first.join("b2", 60, later)
+		first.mustMove("t", "b2", "g.0", "g.1", "g.2", "g.3")
+		first.stop()
+		old.stop()
+
+		second := newCluster(setup{data: &store.Memory{}, address: first.address})
+		Eventually(func() bool { return second.broker("b1").GetConnected() }).Should(BeTrue())
+		Expect(second.control.Import(text)).To(HaveField("Topics", 1))
+		later.Use("t", true) // messages wait
+		second.join("b2", 60, later, instance("another"))
+		Eventually(func() map[string]string { return second.shares("t") }).Should(HaveKey("b2"), "a share to deliver the messages")
+		later.Use("t", false)
+		Eventually(hasTopic(later, "t")).Should(BeFalse(), "its messages are gone")
+		Expect(second.publishersByBroker("t", 4)).To(Equal(map[string]int{"b1": 4}))
+	})
+
 	// The broker may hold a share. The next adaptor learns of the share only from the broker.
 	DescribeTable("rolls back a creation that no caller knows of", func(granted bool) {
 		data := &store.Memory{}

@@ -122,6 +122,7 @@ var plain = map[string]catalog.Event{
 	"leftover_contract_removed": catalog.LeftoverContractRemoved{},
 	"topic_moved":               catalog.TopicMoved{},
 	"topic_move_aborted":        catalog.TopicMoveAborted{},
+	"member_found":              catalog.MemberFound{},
 	"member_retired":            catalog.MemberRetired{},
 	"restarted":                 catalog.Restarted{},
 }

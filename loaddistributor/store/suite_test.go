@@ -196,6 +196,7 @@ func (l *leader) appendEveryEvent() {
 		l.append(catalog.MemberPrepared{Topic: "t", Broker: q.Broker})
 	}
 	l.append(catalog.TopicMoved{Topic: "t"}, catalog.MemberRetired{Topic: "t", Broker: members[0]},
+		catalog.MemberFound{Topic: "t", Broker: members[0]}, catalog.MemberRetired{Topic: "t", Broker: members[0]},
 		catalog.LeftoverRemoved{Topic: "t", Broker: members[0]})
 	l.append(placed(l.t, l.cat, "gone", "", 1, 0), catalog.TopicDeleting{Topic: "gone"})
 	gone, _ := l.cat.Topic("gone")

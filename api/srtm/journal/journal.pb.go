@@ -60,6 +60,7 @@ type Record struct {
 	//	*Record_ChannelsCreated
 	//	*Record_ChannelsSet
 	//	*Record_ChannelsDeleted
+	//	*Record_MemberFound
 	Kind          isRecord_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -363,6 +364,15 @@ func (x *Record) GetChannelsDeleted() *Channels {
 	return nil
 }
 
+func (x *Record) GetMemberFound() *Event {
+	if x != nil {
+		if x, ok := x.Kind.(*Record_MemberFound); ok {
+			return x.MemberFound
+		}
+	}
+	return nil
+}
+
 type isRecord_Kind interface {
 	isRecord_Kind()
 }
@@ -483,6 +493,10 @@ type Record_ChannelsDeleted struct {
 	ChannelsDeleted *Channels `protobuf:"bytes,29,opt,name=channels_deleted,json=channelsDeleted,proto3,oneof"`
 }
 
+type Record_MemberFound struct {
+	MemberFound *Event `protobuf:"bytes,30,opt,name=member_found,json=memberFound,proto3,oneof"`
+}
+
 func (*Record_BrokerJoined) isRecord_Kind() {}
 
 func (*Record_BrokerLeft) isRecord_Kind() {}
@@ -540,6 +554,8 @@ func (*Record_ChannelsCreated) isRecord_Kind() {}
 func (*Record_ChannelsSet) isRecord_Kind() {}
 
 func (*Record_ChannelsDeleted) isRecord_Kind() {}
+
+func (*Record_MemberFound) isRecord_Kind() {}
 
 // Event is of every kind that names things and orders nothing.
 type Event struct {
@@ -2257,7 +2273,7 @@ var File_srtm_journal_journal_proto protoreflect.FileDescriptor
 
 const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\n" +
-	"\x1asrtm/journal/journal.proto\x12\fsrtm.journal\"\xa0\x0e\n" +
+	"\x1asrtm/journal/journal.proto\x12\fsrtm.journal\"\xda\x0e\n" +
 	"\x06Record\x12;\n" +
 	"\rbroker_joined\x18\x01 \x01(\v2\x14.srtm.journal.BrokerH\x00R\fbrokerJoined\x126\n" +
 	"\vbroker_left\x18\x02 \x01(\v2\x13.srtm.journal.EventH\x00R\n" +
@@ -2291,7 +2307,8 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x12shares_unconfirmed\x18\x1a \x01(\v2\x19.srtm.journal.UnconfirmedH\x00R\x11sharesUnconfirmed\x12C\n" +
 	"\x10channels_created\x18\x1b \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0fchannelsCreated\x12;\n" +
 	"\fchannels_set\x18\x1c \x01(\v2\x16.srtm.journal.ChannelsH\x00R\vchannelsSet\x12C\n" +
-	"\x10channels_deleted\x18\x1d \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0fchannelsDeletedB\x06\n" +
+	"\x10channels_deleted\x18\x1d \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0fchannelsDeleted\x128\n" +
+	"\fmember_found\x18\x1e \x01(\v2\x13.srtm.journal.EventH\x00R\vmemberFoundB\x06\n" +
 	"\x04kind\"\x84\x02\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
@@ -2528,36 +2545,37 @@ var file_srtm_journal_journal_proto_depIdxs = []int32{
 	5,  // 26: srtm.journal.Record.channels_created:type_name -> srtm.journal.Channels
 	5,  // 27: srtm.journal.Record.channels_set:type_name -> srtm.journal.Channels
 	5,  // 28: srtm.journal.Record.channels_deleted:type_name -> srtm.journal.Channels
-	3,  // 29: srtm.journal.Unconfirmed.shares:type_name -> srtm.journal.UnconfirmedShare
-	7,  // 30: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
-	6,  // 31: srtm.journal.Channels.channels:type_name -> srtm.journal.Channel
-	10, // 32: srtm.journal.Order.spec:type_name -> srtm.journal.Spec
-	15, // 33: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
-	10, // 34: srtm.journal.Change.spec:type_name -> srtm.journal.Spec
-	15, // 35: srtm.journal.Change.plan:type_name -> srtm.journal.Plan
-	13, // 36: srtm.journal.Change.publishers:type_name -> srtm.journal.Publisher
-	13, // 37: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
-	14, // 38: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
-	12, // 39: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
-	11, // 40: srtm.journal.Spec.expiry:type_name -> srtm.journal.Expiry
-	11, // 41: srtm.journal.Spec.channel_expiry:type_name -> srtm.journal.Expiry
-	16, // 42: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
-	4,  // 43: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
-	19, // 44: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
-	20, // 45: srtm.journal.Snapshot.removed:type_name -> srtm.journal.Snapshot.RemovedEntry
-	2,  // 46: srtm.journal.Snapshot.unconfirmed:type_name -> srtm.journal.Unconfirmed
-	19, // 47: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
-	10, // 48: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
-	10, // 49: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
-	15, // 50: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
-	10, // 51: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
-	15, // 52: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
-	6,  // 53: srtm.journal.Topic.channels:type_name -> srtm.journal.Channel
-	54, // [54:54] is the sub-list for method output_type
-	54, // [54:54] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	1,  // 29: srtm.journal.Record.member_found:type_name -> srtm.journal.Event
+	3,  // 30: srtm.journal.Unconfirmed.shares:type_name -> srtm.journal.UnconfirmedShare
+	7,  // 31: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
+	6,  // 32: srtm.journal.Channels.channels:type_name -> srtm.journal.Channel
+	10, // 33: srtm.journal.Order.spec:type_name -> srtm.journal.Spec
+	15, // 34: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
+	10, // 35: srtm.journal.Change.spec:type_name -> srtm.journal.Spec
+	15, // 36: srtm.journal.Change.plan:type_name -> srtm.journal.Plan
+	13, // 37: srtm.journal.Change.publishers:type_name -> srtm.journal.Publisher
+	13, // 38: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
+	14, // 39: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
+	12, // 40: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
+	11, // 41: srtm.journal.Spec.expiry:type_name -> srtm.journal.Expiry
+	11, // 42: srtm.journal.Spec.channel_expiry:type_name -> srtm.journal.Expiry
+	16, // 43: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
+	4,  // 44: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
+	19, // 45: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
+	20, // 46: srtm.journal.Snapshot.removed:type_name -> srtm.journal.Snapshot.RemovedEntry
+	2,  // 47: srtm.journal.Snapshot.unconfirmed:type_name -> srtm.journal.Unconfirmed
+	19, // 48: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
+	10, // 49: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
+	10, // 50: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
+	15, // 51: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
+	10, // 52: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
+	15, // 53: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
+	6,  // 54: srtm.journal.Topic.channels:type_name -> srtm.journal.Channel
+	55, // [55:55] is the sub-list for method output_type
+	55, // [55:55] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_srtm_journal_journal_proto_init() }
@@ -2595,6 +2613,7 @@ func file_srtm_journal_journal_proto_init() {
 		(*Record_ChannelsCreated)(nil),
 		(*Record_ChannelsSet)(nil),
 		(*Record_ChannelsDeleted)(nil),
+		(*Record_MemberFound)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
