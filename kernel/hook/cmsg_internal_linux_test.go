@@ -45,3 +45,16 @@ func TestTimesFromBeforeAStepAreNotUsed(t *testing.T) {
 		}
 	}
 }
+
+func TestClocksAreReadAgainAfterAPause(t *testing.T) {
+	now := mono.Time(time.Hour)
+	const offset = mono.Wall(1000 * time.Hour)
+	pauses := []time.Duration{time.Second, 2 * time.Millisecond, 0}
+	read, wall := together(func() mono.Time { return now }, func() mono.Wall {
+		now, pauses = now.Add(pauses[0]), pauses[1:]
+		return mono.Wall(now) + offset
+	})
+	if len(pauses) != 0 || mono.Wall(read)+offset != wall {
+		t.Errorf("%d pauses are left, the clocks are %v apart", len(pauses), time.Duration(wall-offset-mono.Wall(read)))
+	}
+}

@@ -55,7 +55,8 @@ func (t *timestamping) control(c syscall.RawConn) error {
 }
 
 func (t *timestamping) track(_ readable, rc syscall.RawConn) (tracker, error) {
-	c := &cmsgConn{t: t, rc: rc, clocks: clocks{offset: mono.Time(clock.Wall()) - clock.Mono()}}
+	now, wall := together(clock.Mono, clock.Wall)
+	c := &cmsgConn{t: t, rc: rc, clocks: clocks{offset: mono.Time(wall) - now}}
 	c.msg.Iov = &c.iov
 	c.msg.Iovlen = 1
 	c.msg.Control = &c.oob[0]
@@ -89,6 +90,17 @@ type cmsgConn struct {
 	// stamps holds the kernel's time of each read, 0 for a read without a time.
 	stamps stamp.Reads[mono.Time]
 	clocks clocks
+}
+
+// together reads both clocks at most clockSlack apart. A pause of the process between the two readings
+// would look like a step of the wall clock. After a few readings with a pause, together returns the last.
+func together(monotonic func() mono.Time, realtime func() mono.Wall) (now mono.Time, wall mono.Wall) {
+	for range 5 {
+		if now, wall = monotonic(), realtime(); monotonic().Sub(now) <= clockSlack {
+			break
+		}
+	}
+	return now, wall
 }
 
 // clocks converts the kernel's times of one connection.
@@ -164,8 +176,8 @@ func (c *cmsgConn) read(p []byte, end int64) (int, error) {
 // stepped, or the time may belong to another segment.
 func (c *cmsgConn) kernelTime() mono.Time {
 	wall, ok := c.wallTime()
-	now := clock.Mono()
-	at, sure := c.clocks.convert(wall, now, clock.Wall())
+	now, nowWall := together(clock.Mono, clock.Wall)
+	at, sure := c.clocks.convert(wall, now, nowWall)
 	if !ok || !sure || now.Add(clockSlack).Before(at) || !c.believed(now.Sub(at)) {
 		c.t.missing.Add(1)
 		return 0
