@@ -151,7 +151,7 @@ type TopicMoveAborted struct {
 }
 
 // MemberFound: a broker outside the topic's plan has the topic, for example from before the
-// control plane's store was lost. It may hold messages, so it retires.
+// control plane's store was lost. The broker may hold messages, so the topic retires from it.
 type MemberFound struct{ Topic, Broker string }
 
 // MemberRetired: the topic is gone from a retiring broker.

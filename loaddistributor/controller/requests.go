@@ -128,9 +128,9 @@ func (q *requests) assign(s *Session, now time.Time) {
 	}
 }
 
-// found reports whether the broker has a topic of which it is no member. The broker's first
-// report may name a topic that the broker is giving up. What a broker keeps of a replicated
-// topic belongs to the broker that took it over.
+// found reports whether the broker has a topic without being one of the topic's brokers. The
+// first report may name a topic that the broker is giving up. A replicated topic is never
+// found: another broker has taken over the messages.
 func (q *requests) found(s *Session, topic catalog.Topic) bool {
 	name := topic.Spec.Name()
 	next, _ := q.cat.next.Topic(name)

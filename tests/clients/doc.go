@@ -1,6 +1,6 @@
-// Package clients drives real client libraries against nsqd. Of NSQ: go-nsq, pynsq, nsqjs, nsq-j and
-// tokio-nsq. Of MQTT 3.1.1 and 5.0: mosquitto_pub and mosquitto_sub, paho for Go and for Python, and
-// mqtt.js. The package contains only tests. Each library has a driver in a folder here, a small
+// Package clients drives real client libraries against nsqd: go-nsq, pynsq, nsqjs, nsq-j and tokio-nsq
+// speak NSQ's protocol; mosquitto_pub and mosquitto_sub, paho for Go and for Python, and mqtt.js speak
+// MQTT 3.1.1 and 5.0. The package contains only tests. Each library has a driver in a folder here, a small
 // program in its own language. The driver knows nothing of SRTM, and the tests know about a library
 // only what its driver reports.
 //
@@ -16,9 +16,8 @@
 //
 // go-nsq and paho for Go run with every `go test`. The others run with SRTM_CLIENTS=1, as in `make test`: the tests
 // first install them, at the versions that the lock files here pin, into srtm/clients of the user's cache
-// folder (os.UserCacheDir), where other checkouts find them. The tests skip
-// a language, with the reason, if its runtime is missing, or if it is not installed yet and its
-// package registry cannot be reached. The tests print a summary at the end.
+// folder (os.UserCacheDir), for all checkouts. The tests skip a language, with the reason, if its runtime
+// is missing, or if the library is not installed yet and its package registry cannot be reached. The tests print a summary at the end.
 //
 // A subscriber of MQTT also writes {"event":"ready","present":...} after its SUBACK.
 //
