@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,18 +35,24 @@ func Blocks(t testing.TB, page string) (all []Block) {
 	return all
 }
 
-// guard terminates a process group once this process has ended, until unguard.
-func guard(t testing.TB, group int) (unguard func()) {
+// newGroup returns a process group without commands, which ends with this process. Its first process
+// watches this process: commands join the group later, so none of them runs unwatched. end terminates
+// the group, and waits until ended says that the commands have ended.
+func newGroup(t testing.TB) (group int, end func(ended func() error)) {
 	t.Helper()
 	here, alive, err := os.Pipe() // only this process has alive, so here ends with this process
 	testkit.Must(t, err)
-	cmd := exec.Command("bash", "-c", "read; kill -TERM -- -$1", "guard", strconv.Itoa(group))
-	cmd.Stdin, cmd.SysProcAttr = here, &syscall.SysProcAttr{Setpgid: true}
-	testkit.Must(t, errors.Join(cmd.Start(), here.Close()))
-	return func() {
-		_ = cmd.Process.Kill() // before the group's number may be another group's
-		_ = cmd.Wait()
-		alive.Close()
+	watcher := exec.Command("bash", "-c", "read; kill -TERM -- -$$")
+	watcher.Stdin, watcher.SysProcAttr = here, &syscall.SysProcAttr{Setpgid: true}
+	testkit.Must(t, errors.Join(watcher.Start(), here.Close()))
+	group = watcher.Process.Pid
+	return group, func(ended func() error) {
+		defer alive.Close()
+		_ = syscall.Kill(-group, syscall.SIGTERM) // most commands leave nothing
+		if ended() != nil {
+			_ = syscall.Kill(-group, syscall.SIGKILL)
+		}
+		_ = watcher.Wait() // only now may the group's number be another group's
 	}
 }
 
@@ -62,26 +67,26 @@ func Bash(t testing.TB, prefix []string, folder string, env []string, commands s
 	args := append(append([]string(nil), prefix...), "bash", "-e", "-o", "pipefail", "-c", commands)
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Dir, cmd.Env = folder, append(os.Environ(), env...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	log, err := os.CreateTemp(t.TempDir(), "printed") // not a pipe, because remaining processes may keep it open
 	testkit.Must(t, err)
 	defer log.Close()
 	ended, running, err := os.Pipe()
 	testkit.Must(t, err)
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{running}
-	err = errors.Join(cmd.Start(), running.Close())
-	testkit.Must(t, err)
-	unguard := guard(t, cmd.Process.Pid)
+	group, end := newGroup(t)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: group}
 	t.Cleanup(func() {
 		defer ended.Close()
-		defer unguard()
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) // most commands leave nothing
-		_ = ended.SetReadDeadline(time.Now().Add(local.Patience))
-		if _, err := io.Copy(io.Discard, ended); err != nil {
-			t.Errorf("what these commands started has not ended: %v\n%s", err, commands)
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		}
+		end(func() error {
+			_ = ended.SetReadDeadline(time.Now().Add(local.Patience))
+			_, err := io.Copy(io.Discard, ended)
+			if err != nil {
+				t.Errorf("what these commands started has not ended: %v\n%s", err, commands)
+			}
+			return err
+		})
 	})
+	testkit.Must(t, errors.Join(cmd.Start(), running.Close()))
 	err = cmd.Wait()
 	text := string(testkit.Result(os.ReadFile(log.Name())).Must(t))
 	if err != nil {
