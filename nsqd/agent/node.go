@@ -55,8 +55,10 @@ type Node interface {
 	Remove(topic string) error
 
 	// RemoveUnused removes a topic without messages and without publishers. Any other topic stays, and
-	// RemoveUnused returns an error.
-	RemoveUnused(topic string) error
+	// RemoveUnused returns an error. With uncreated set, the creation of the topic failed: RemoveUnused
+	// first retires the topic, so only messages count as a use. A topic that stays loses its identity
+	// and remains retired until the next Prepare, which continues the topic.
+	RemoveUnused(topic string, uncreated bool) error
 
 	// Seek moves a channel of a topic to another place. With empty set, Seek discards the channel's
 	// messages instead. Seek returns when the change survives a crash. The SeekResult lacks the

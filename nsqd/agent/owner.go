@@ -254,17 +254,7 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		unknown, err := o.prepare(m.Prepare)
 		o.resultWith(l, m.Prepare.Request, unknown, err)
 	case *srtmv1.ControllerMessage_Remove:
-		remove := o.node.Remove
-		if m.Remove.IfUnused {
-			remove = o.node.RemoveUnused
-		}
-		err := remove(m.Remove.Topic)
-		if err == nil {
-			o.holdings.Removed(m.Remove.Topic)
-			o.save(m.Remove.Topic)
-			o.saveRecord(m.Remove.Topic, nil)
-		}
-		o.result(l, m.Remove.Request, err)
+		o.result(l, m.Remove.Request, o.remove(m.Remove))
 	case *srtmv1.ControllerMessage_Keep:
 		if exists, _ := o.node.Has(m.Keep.Topic); exists {
 			o.saveRecord(m.Keep.Topic, m.Keep.Record)
@@ -287,6 +277,22 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		o.capture(m.Capture, clock.Mono())
 	}
 	// Other messages are from a later version, which must not rely on this agent.
+}
+
+func (o *owner) remove(m *srtmv1.RemoveTopic) (err error) {
+	if m.IfUnused {
+		err = o.node.RemoveUnused(m.Topic, m.Uncreated)
+	} else {
+		err = o.node.Remove(m.Topic)
+	}
+	if err == nil {
+		o.holdings.Removed(m.Topic)
+		o.save(m.Topic)
+	}
+	if err == nil || m.Uncreated { // no topic must be rebuilt from the record of a failed creation
+		o.saveRecord(m.Topic, nil)
+	}
+	return err
 }
 
 // saveRecord stores the loaddistributor's record of a topic. Without a store the record is lost
@@ -450,9 +456,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) (unknown []*srtmv1.TopicChannel,
 		return nil, err
 	}
 	o.node.Pace(p.Topic, p.Pacing, p.Weights)
-	if o.cfg.ForwardKey != nil {
-		o.node.Retire(p.Topic, p.Retiring)
-	}
+	o.node.Retire(p.Topic, p.Retiring && o.cfg.ForwardKey != nil)
 	if len(p.Record) > 0 {
 		o.saveRecord(p.Topic, p.Record)
 	}

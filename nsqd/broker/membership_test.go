@@ -9,8 +9,10 @@ import (
 	. "github.com/onsi/gomega"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/pacing/police"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -72,6 +74,42 @@ var _ = Describe("A channel in a cluster", func() {
 		b.Node().Settled("t", []string{"new"})
 		Expect(subscribe(b, "new")).To(Succeed())
 		Expect(asked).To(HaveLen(1))
+	})
+
+	It("keeps its messages if the creation of the topic fails, until the topic is created again", func() {
+		path := GinkgoT().TempDir()
+		b, stop := opened(path, clustered, func(*broker.StorageConfig) {})
+		Expect(b.Restore()).To(Succeed())
+		node := b.Node()
+		prepare(b, is(1, 1), 1, created("c", 1))
+		t := topic(b, "t")
+		Expect(publish(t, "x")).To(Succeed())
+		p := t.AddPublisher("p", "", police.Identity{})
+		Expect(node.RemoveUnused("t", true)).To(MatchError(broker.ErrInUse))
+		Expect(publish(t, "y")).To(MatchError(broker.ErrRetired))
+		Expect(node.Identity("t")).To(BeNil())
+		p.Leave()
+		stop()
+
+		b = storedWith(path, clustered)
+		Expect(b.Node().Identity("t")).To(BeNil(), "also after a restart")
+		Expect(b.Node().RemoveUnused("t", true)).To(MatchError(broker.ErrInUse))
+		// The new topic has the same channel, in another version.
+		Expect(prepare(b, is(1, 5), 5, created("c", 5))).To(BeEmpty())
+		b.Node().Retire("t", false)
+		Expect(publish(topic(b, "t"), "z")).To(Succeed())
+		Expect(b.Node().Grant("t", tokenbucket.Share{Rate: 1e6, Burst: 10}, tokenbucket.Share{Rate: 1e6, Burst: 10}, mono.Never, mono.Never, 10_000)).Error().NotTo(HaveOccurred())
+		r := read(topic(b, "t"), "c", 5, false)
+		Eventually(r.count).Should(Equal(2))
+		Expect(string(r.deliveries()[0].Body)).To(Equal("x"))
+	})
+
+	It("goes with a topic whose creation fails, if the topic has publishers and no messages", func() {
+		b := storedWith(GinkgoT().TempDir(), clustered)
+		prepare(b, is(1, 1), 1, created("c", 1))
+		defer topic(b, "t").AddPublisher("p", "", police.Identity{}).Leave()
+		Expect(b.Node().RemoveUnused("t", true)).To(Succeed())
+		Expect(b.Node().Topics()).To(BeEmpty())
 	})
 
 	It("is removed again if the topic may not have it", func() {

@@ -173,13 +173,26 @@ func (n *Node) Remove(topic string) error {
 	return n.broker().shared.Recorded() // includes deletions by other callers
 }
 
-// RemoveUnused deletes a topic that holds no messages and has no publishers. Error:
-// ErrInUse.
-func (n *Node) RemoveUnused(topic string) error {
-	if err := n.broker().DeleteUnused(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {
+// RemoveUnused deletes a topic that holds no messages and has no publishers. If the creation of
+// the topic failed (uncreated), RemoveUnused first retires the topic, and a topic with messages
+// loses its identity and the memberships of its channels: the next Prepare continues it.
+// Errors: ErrInUse, ErrStorage.
+func (n *Node) RemoveUnused(topic string, uncreated bool) error {
+	if uncreated {
+		n.Retire(topic, true)
+	}
+	err := n.broker().DeleteUnused(topic)
+	if errors.Is(err, ErrUnknownTopic) {
+		return nil
+	}
+	if !uncreated || !errors.Is(err, ErrInUse) {
 		return err
 	}
-	return nil
+	if t, gone := n.broker().Topic([]byte(topic)); gone == nil && t.channels.identify(metadata.Identity{}) {
+		n.broker().shared.recorded(topic)
+		err = errors.Join(err, n.broker().shared.Recorded())
+	}
+	return err
 }
 
 // Seek is Topic.Seek or, with empty, Topic.EmptyChannel.

@@ -85,7 +85,7 @@ var _ = Describe("an order", func() {
 			return err
 		},
 		"removes a topic of the cluster":    func(b *broker.Broker, _ *broker.Topic) error { return b.Node().Remove("t") },
-		"removes an unused topic of theirs": func(b *broker.Broker, _ *broker.Topic) error { return b.Node().RemoveUnused("unused") },
+		"removes an unused topic of theirs": func(b *broker.Broker, _ *broker.Topic) error { return b.Node().RemoveUnused("unused", false) },
 		"subscribes to a new channel": func(_ *broker.Broker, t *broker.Topic) error {
 			sub, err := t.Subscribe("z", broker.Subscriber{MsgTimeout: time.Minute}, func() {})
 			if err == nil {

@@ -22,11 +22,11 @@ var _ = Describe("removing a topic that is not used", func() {
 	It("leaves one that anything is held of, or that is published to", func() {
 		b := start(nil)
 		node := b.Node()
-		Expect(node.RemoveUnused("t")).To(Succeed(), "there is none")
+		Expect(node.RemoveUnused("t", false)).To(Succeed(), "there is none")
 		t := topic(b, "t")
 		refused := func(why string) {
 			GinkgoHelper()
-			Expect(node.RemoveUnused("t")).To(MatchError(broker.ErrInUse), why)
+			Expect(node.RemoveUnused("t", false)).To(MatchError(broker.ErrInUse), why)
 			Expect(node.Topics()).To(Equal([]string{"t"}))
 		}
 		Expect(publish(t, "x")).To(Succeed())
@@ -44,7 +44,7 @@ var _ = Describe("removing a topic that is not used", func() {
 		p := t.AddPublisher("p", "", police.Identity{})
 		refused("a publisher")
 		p.Leave()
-		Expect(node.RemoveUnused("t")).To(Succeed())
+		Expect(node.RemoveUnused("t", false)).To(Succeed())
 		Expect(node.Topics()).To(BeEmpty())
 		Expect(publish(t, "z")).To(MatchError(broker.ErrGone))
 		Eventually(r.done).Should(BeClosed())
@@ -90,7 +90,7 @@ var _ = Describe("removing a topic that is not used", func() {
 					Expect(ctx.Err()).NotTo(HaveOccurred(), "nothing is published")
 					runtime.Gosched()
 				}
-				for b.Node().RemoveUnused("t") != nil {
+				for b.Node().RemoveUnused("t", false) != nil {
 					Expect(ctx.Err()).NotTo(HaveOccurred(), "something is held for ever")
 					runtime.Gosched()
 				}

@@ -1828,7 +1828,12 @@ type RemoveTopic struct {
 	// Only if it holds no message and no connection publishes to it; in one step,
 	// so that what is accepted until then is not lost. Otherwise it stays as it
 	// is, and the PrepareResult has an error.
-	IfUnused      bool `protobuf:"varint,3,opt,name=if_unused,json=ifUnused,proto3" json:"if_unused,omitempty"`
+	IfUnused bool `protobuf:"varint,3,opt,name=if_unused,json=ifUnused,proto3" json:"if_unused,omitempty"`
+	// With if_unused: the creation of the topic failed. The broker accepts no more
+	// messages of the topic, so only messages count as a use. If the broker keeps
+	// the topic, a later PrepareTopic continues the topic with its messages and
+	// channels, whatever its identity.
+	Uncreated     bool `protobuf:"varint,4,opt,name=uncreated,proto3" json:"uncreated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1880,6 +1885,13 @@ func (x *RemoveTopic) GetTopic() string {
 func (x *RemoveTopic) GetIfUnused() bool {
 	if x != nil {
 		return x.IfUnused
+	}
+	return false
+}
+
+func (x *RemoveTopic) GetUncreated() bool {
+	if x != nil {
+		return x.Uncreated
 	}
 	return false
 }
@@ -2450,11 +2462,12 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x06record\x18\x02 \x01(\fR\x06record\";\n" +
 	"\rTopicIdentity\x12\x10\n" +
 	"\x03log\x18\x01 \x01(\x04R\x03log\x12\x18\n" +
-	"\acreated\x18\x02 \x01(\x04R\acreated\"Z\n" +
+	"\acreated\x18\x02 \x01(\x04R\acreated\"x\n" +
 	"\vRemoveTopic\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1b\n" +
-	"\tif_unused\x18\x03 \x01(\bR\bifUnused\"F\n" +
+	"\tif_unused\x18\x03 \x01(\bR\bifUnused\x12\x1c\n" +
+	"\tuncreated\x18\x04 \x01(\bR\tuncreated\"F\n" +
 	"\x0fDrainPublishers\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1d\n" +
 	"\n" +

@@ -315,9 +315,12 @@ func (n *Node) Remove(name string) error {
 var ErrUsed = errors.New("the topic is in use")
 
 // RemoveUnused implements agent.Node.
-func (n *Node) RemoveUnused(name string) error {
+func (n *Node) RemoveUnused(name string, uncreated bool) error {
 	n.mu.Lock()
 	used := n.mu.used[name]
+	if t, exists := n.mu.topics[name]; exists && used && uncreated {
+		t.Retired, t.Identity = true, nil
+	}
 	n.mu.Unlock()
 	if used {
 		return fmt.Errorf("topic %s: %w", name, ErrUsed)
