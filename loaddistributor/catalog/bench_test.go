@@ -26,7 +26,7 @@ func hundred(b *testing.B) (*Catalog, *Spec) {
 func BenchmarkPlaceAndCommit(b *testing.B) {
 	c, s := hundred(b)
 	for b.Loop() {
-		plan := testkit.Result(placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)).Must(b)
+		plan := testkit.Result(placement.Place(s.Policy, c.Snapshot(""), s.Demand, nil)).Must(b)
 		e := testkit.Result(NewTopicPlaced(s, plan, "")).Must(b)
 		testkit.Result(c.Apply(e)).Must(b)
 		testkit.Result(c.Apply(TopicRemoved{Topic: "t"})).Must(b)
@@ -36,7 +36,7 @@ func BenchmarkPlaceAndCommit(b *testing.B) {
 // The budget is 1 ms, the call over gRPC included.
 func BenchmarkResolve(b *testing.B) {
 	c, s := hundred(b)
-	plan := testkit.Result(placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)).Must(b)
+	plan := testkit.Result(placement.Place(s.Policy, c.Snapshot(""), s.Demand, nil)).Must(b)
 	placed := testkit.Result(NewTopicPlaced(s, plan, "")).Must(b)
 	events := []Event{placed}
 	for _, q := range plan.Quotas {

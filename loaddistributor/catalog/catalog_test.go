@@ -57,7 +57,7 @@ func (w world) mustApply(e Event) []Effect {
 
 func (w world) plan(s *Spec) TopicPlaced {
 	w.t.Helper()
-	p, err := placement.Place(s.Policy, w.Snapshot(), s.Demand, rand.New(rand.NewPCG(1, 1)))
+	p, err := placement.Place(s.Policy, w.Snapshot(""), s.Demand, rand.New(rand.NewPCG(1, 1)))
 	if err != nil {
 		w.t.Fatalf("place %s: %v", s.Name(), err)
 	}
@@ -225,7 +225,7 @@ func TestAnyHistoryKeepsTheInvariants(t *testing.T) {
 				_ = apply(BrokerLeft{broker})
 			case 3, 4:
 				s := spec(name, rapid.IntRange(4, 8).Draw(t, "publishers"), rapid.Int64Range(8, 100).Draw(t, "rate"))
-				p, err := placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)
+				p, err := placement.Place(s.Policy, c.Snapshot(""), s.Demand, nil)
 				if err != nil {
 					continue
 				}
@@ -262,7 +262,7 @@ func TestAnyHistoryKeepsTheInvariants(t *testing.T) {
 				_ = apply(SLOJudged{name, rapid.SampledFrom([]string{"", "late"}).Draw(t, "missed")})
 			case 10, 11:
 				s := spec(name, rapid.IntRange(4, 8).Draw(t, "publishers"), rapid.Int64Range(8, 100).Draw(t, "rate"))
-				p, err := placement.Place(s.Policy, c.SnapshotFor(name), s.Demand, nil)
+				p, err := placement.Place(s.Policy, c.Snapshot(name), s.Demand, nil)
 				if err != nil {
 					continue
 				}

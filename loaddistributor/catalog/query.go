@@ -8,12 +8,9 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// Snapshot returns, by id, the brokers that can receive new topics.
-func (c *Catalog) Snapshot() []placement.Broker { return c.SnapshotFor("") }
-
-// SnapshotFor is Snapshot for a move of a topic: the topic's present reservation counts
-// as free.
-func (c *Catalog) SnapshotFor(moving string) []placement.Broker {
+// Snapshot returns, by id, the brokers that can receive a new topic or, if moving is a
+// topic's name, this topic: its present reservation counts as free.
+func (c *Catalog) Snapshot(moving string) []placement.Broker {
 	s := make([]placement.Broker, 0, len(c.byID))
 	t := c.topics[moving]
 	for _, b := range c.byID {

@@ -133,7 +133,7 @@ func channelsOf(args []string) (channels []Channel) {
 // names publishers without a place. Without quotas, planned gets a plan from the policy.
 func planned(s *script, of *Spec, moving string, quotas []string) (placement.Plan, error) {
 	if len(quotas) == 0 {
-		return placement.Place(of.Policy, s.SnapshotFor(moving), of.Demand, rand.New(rand.NewPCG(1, 1)))
+		return placement.Place(of.Policy, s.Snapshot(moving), of.Demand, rand.New(rand.NewPCG(1, 1)))
 	}
 	var plan placement.Plan
 	for _, quota := range quotas {
@@ -252,7 +252,7 @@ var commands = map[string]func(*script, []string) (Event, error){
 		for _, b := range s.Brokers() {
 			s.printf("%s: allocated %d of %d (configured %d, calibrated %d), connected %v, absorbs %v", b.ID, b.Allocated, b.Mcap, b.Configured, b.Calibrated, b.Connected, b.Absorbed)
 		}
-		for _, b := range s.Snapshot() {
+		for _, b := range s.Snapshot("") {
 			s.printf("to be placed on: %s, %d", b.ID, b.Mcap)
 		}
 		return nil, nil

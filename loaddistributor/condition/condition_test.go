@@ -28,7 +28,7 @@ func active(t *testing.T) catalog.Topic {
 		Demand: placement.Demand{Topic: "t", Rate: 100, RateMilli: 100_000, Burst: 10, Groups: []placement.Group{{Key: "g", Count: 10, Rate: 10}}},
 		SLO:    catalog.SLO{Quantile: 0.99, Latency: 5 * time.Millisecond}, Policy: placement.SRTM, ShareRule: "static",
 	}
-	plan, err := placement.Place(spec.Policy, cat.Snapshot(), spec.Demand, nil)
+	plan, err := placement.Place(spec.Policy, cat.Snapshot(""), spec.Demand, nil)
 	testkit.Must(t, err)
 	placed, err := catalog.NewTopicPlaced(spec, plan, "")
 	testkit.Must(t, err)

@@ -38,7 +38,7 @@ func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 		t.Helper()
 		c.mu.RLock()
 		topic, _ := c.cat.next.Topic("t0")
-		brokers := c.cat.next.SnapshotFor("t0")
+		brokers := c.cat.next.Snapshot("t0")
 		c.mu.RUnlock()
 		spec := *topic.Spec
 		spec.Demand.Publishers = slices.Clone(spec.Demand.Publishers)

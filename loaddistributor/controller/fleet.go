@@ -80,7 +80,7 @@ func (f *fleet) announce(now time.Time) {
 
 // cluster returns the cluster as placement sees it. Requires: the lock held.
 func (f *fleet) cluster() shortage.Cluster {
-	c := shortage.Cluster{Brokers: f.cat.committed.Snapshot()}
+	c := shortage.Cluster{Brokers: f.cat.committed.Snapshot("")}
 	for _, b := range f.cat.committed.Brokers() {
 		c.Allocated += b.Allocated
 	}

@@ -40,7 +40,7 @@ func idle(t testing.TB, topics int) *Controller {
 			Policy:    placement.SRTM,
 			ShareRule: "static",
 		}
-		plan, err := placement.Place(s.Policy, cat.Snapshot(), s.Demand, nil)
+		plan, err := placement.Place(s.Policy, cat.Snapshot(""), s.Demand, nil)
 		testkit.Must(t, err)
 		placed, err := catalog.NewTopicPlaced(s, plan, "")
 		testkit.Must(t, err)
@@ -293,7 +293,7 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 	is, _ := c.cat.next.Topic("t0")
 	spec := *is.Spec
 	spec.Demand.Topic = "had"
-	plan, err := placement.Place(spec.Policy, c.cat.next.Snapshot(), spec.Demand, nil)
+	plan, err := placement.Place(spec.Policy, c.cat.next.Snapshot(""), spec.Demand, nil)
 	testkit.Must(t, err)
 	s := session(c, "b3")
 	c.brokers.sessions["b3"] = s

@@ -57,7 +57,7 @@ func (p *planner) plan(ctx context.Context, name string, decide decide) reconcil
 		}
 		p.mu.RLock()
 		topic, _ := p.cat.next.Topic(name)
-		brokers := p.brokers.withoutTakenOver(p.cat.next.SnapshotFor(name), topic)
+		brokers := p.brokers.withoutTakenOver(p.cat.next.Snapshot(name), topic)
 		intact := p.cat.planned(topic.Plan)
 		adaptorKnows := slices.Contains(p.cat.next.LeftoverContracts(), name)
 		p.mu.RUnlock()
@@ -149,7 +149,7 @@ func (c *Controller) Plan(spec *catalog.Spec) (placement.Plan, error) {
 	}
 	c.mu.RLock()
 	existsErr := c.checkName(spec.Name())
-	brokers := c.cat.next.SnapshotFor(spec.Name())
+	brokers := c.cat.next.Snapshot(spec.Name())
 	c.mu.RUnlock()
 	if existsErr != nil {
 		return placement.Plan{}, existsErr

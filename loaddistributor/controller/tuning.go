@@ -121,8 +121,8 @@ func (t *tuning) view(topic catalog.Topic) tuner.Topic {
 			}
 			return nil
 		},
-		Free:    func() []placement.Broker { return t.cat.committed.SnapshotFor(name) },
-		Brokers: t.cat.next.Snapshot,
+		Free:    func() []placement.Broker { return t.cat.committed.Snapshot(name) },
+		Brokers: func() []placement.Broker { return t.cat.next.Snapshot("") },
 		Absorbed: func(broker string) (a tuner.Absorption) {
 			// An absorption measured for another latency does not apply.
 			if b, _ := t.cat.next.Broker(broker); b.Absorbed.Latency == spec.SLO.Latency {

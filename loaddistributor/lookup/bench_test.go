@@ -44,7 +44,7 @@ func BenchmarkLookup(b *testing.B) {
 					},
 					SLO: catalog.SLO{Quantile: 0.99, Latency: time.Millisecond}, Policy: placement.LoadBalance, Channels: []string{"c"},
 				}
-				plan := testkit.Result(placement.Place(s.Policy, cat.Snapshot(), s.Demand, rng)).Must(b)
+				plan := testkit.Result(placement.Place(s.Policy, cat.Snapshot(""), s.Demand, rng)).Must(b)
 				must(catalog.NewTopicPlaced(s, plan, ""))
 				for _, q := range plan.Quotas {
 					must(catalog.MemberPrepared{Topic: s.Name(), Broker: q.Broker}, nil)

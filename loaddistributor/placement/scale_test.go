@@ -90,7 +90,7 @@ func (c *control) create(name string, publishers int, rate float64) {
 		Policy: placement.SRTM, ShareRule: share.Proportional, Channels: []string{"c"},
 	}
 	var plan placement.Plan
-	c.timed("place", func() { plan = testkit.Result(placement.Place(spec.Policy, c.cat.Snapshot(), demand, c.rng)).Must(c) })
+	c.timed("place", func() { plan = testkit.Result(placement.Place(spec.Policy, c.cat.Snapshot(""), demand, c.rng)).Must(c) })
 	if c.widest = max(c.widest, plan.K); plan.K > 1 {
 		c.split++
 	}

@@ -120,7 +120,7 @@ func (w *world) handle(e Event) {
 // plan draws a plan over some of the available brokers.
 func (w *world) plan() (catalog.Topic, []string, error) {
 	t, placed := w.cat.Topic(name)
-	free := w.cat.SnapshotFor(name)
+	free := w.cat.Snapshot(name)
 	w.rng.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
 	free = free[:w.rng.IntN(len(free)+1)] // occasionally no brokers, so nothing fits
 	slices.SortFunc(free, func(a, b placement.Broker) int { return slices.Index(brokers, a.ID) - slices.Index(brokers, b.ID) })

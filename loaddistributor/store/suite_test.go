@@ -152,7 +152,7 @@ func plannedFor(t testing.TB, cat *catalog.Catalog, name string, single, grouped
 	if grouped > 0 {
 		s.Demand.Groups = []placement.Group{{Key: "g", Count: grouped, Rate: 0.1, Batch: 2}}
 	}
-	p := testkit.Result(placement.Place(s.Policy, cat.SnapshotFor(name), s.Demand, nil)).Must(t)
+	p := testkit.Result(placement.Place(s.Policy, cat.Snapshot(name), s.Demand, nil)).Must(t)
 	return s, p
 }
 
