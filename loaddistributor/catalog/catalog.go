@@ -71,7 +71,10 @@ type Topic struct {
 	Unconfirmed []UnconfirmedShare
 	// Raising and Vague: see SharesUnconfirmed.
 	Raising, Vague bool
-	Channels       []Channel // durable channels, by name
+	// Uncreated: the topic is being created, or is being deleted because its creation failed.
+	// Brokers may have acknowledged messages of the topic.
+	Uncreated bool
+	Channels  []Channel // durable channels, by name
 }
 
 // Next is the plan of a move in preparation. It is immutable.
@@ -163,6 +166,7 @@ type topic struct {
 	ordered   *Spec // the first spec
 	key       string
 	phase     State // Preparing, Active or Deleting; Degraded is derived
+	uncreated bool  // the topic has never been active
 	created   uint64
 	plan      placement.Plan
 	placement *Placement
@@ -181,10 +185,12 @@ type plannedNext struct {
 
 type broker struct {
 	Broker
-	topics    map[string]bool // placed on this broker, or moving to it
-	retiring  map[string]bool // moved away from this broker
-	leftovers map[string]bool // removed topics that the broker may still hold
-	leftAt    uint64          // version of its last BrokerLeft
+	topics   map[string]bool // placed on this broker, or moving to it
+	retiring map[string]bool // moved away from this broker
+	// leftovers are removed topics that the broker may still hold. True: the topic was never
+	// active, and the broker keeps the topic's messages.
+	leftovers map[string]bool
+	leftAt    uint64 // version of its last BrokerLeft
 }
 
 // New returns an empty catalog.
@@ -455,7 +461,7 @@ func (e TopicPlaced) apply(c *Catalog) ([]Effect, error) {
 	if owner := c.keys[e.Key]; e.Key != "" && owner != "" {
 		return nil, fmt.Errorf("topic %s has the key already: %w", owner, ErrKeyReused)
 	}
-	t := &topic{spec: e.Spec, ordered: e.Spec, key: e.Key, phase: Preparing, plan: e.Plan, retiring: map[string]bool{}}
+	t := &topic{spec: e.Spec, ordered: e.Spec, key: e.Key, phase: Preparing, uncreated: true, plan: e.Plan, retiring: map[string]bool{}}
 	if err := c.brokers.checkRoom(e.Plan, placement.Plan{}); err != nil {
 		return nil, err
 	}
@@ -585,7 +591,7 @@ func (e TopicActivated) apply(c *Catalog) ([]Effect, error) {
 		return nil, &NotReadyError{e.Topic, reason}
 	}
 	before := c.states(only(e.Topic))
-	t.phase = Active
+	t.phase, t.uncreated = Active, false
 	delete(c.unconfirmed, e.Topic) // the adaptor grants a new contract only after the old shares have ended
 	return c.changes(before), nil
 }
@@ -633,11 +639,17 @@ func (e TopicRemoved) apply(c *Catalog) ([]Effect, error) {
 		delete(b.leftovers, e.Topic) // this removal covers any earlier one
 	}
 	for _, id := range e.Left {
-		c.brokers[id].leftovers[e.Topic] = true
+		c.brokers[id].leftovers[e.Topic] = t.uncreated
 	}
 	// A broker with an earlier topic of this name may also report its contract to the
-	// adaptor.
-	if e.ContractLeft || slices.ContainsFunc(c.byID, func(b *broker) bool { return b.leftovers[e.Topic] }) {
+	// adaptor. The deletion of a topic includes messages of earlier creations that failed.
+	for _, b := range c.byID {
+		if kept, left := b.leftovers[e.Topic]; left {
+			b.leftovers[e.Topic] = kept && t.uncreated
+			e.ContractLeft = true
+		}
+	}
+	if e.ContractLeft {
 		c.contracts[e.Topic] = true
 	}
 	delete(c.topics, e.Topic)

@@ -28,6 +28,7 @@ type Dump struct {
 type BrokerDump struct {
 	Broker    Broker
 	Leftovers []string // sorted
+	Kept      []string // the leftovers of failed creations; sorted
 	LeftAt    uint64
 }
 
@@ -36,6 +37,7 @@ type TopicDump struct {
 	Spec, Ordered *Spec
 	Key           string
 	Phase         State  // Preparing, Active or Deleting
+	Uncreated     bool   // the topic has never been active
 	Created       uint64 // 0: unknown
 	Plan          placement.Plan
 	Epoch         uint64
@@ -44,6 +46,16 @@ type TopicDump struct {
 	NextPrepared  []bool
 	Retiring      []string  // sorted
 	Channels      []Channel // by name
+}
+
+// kept returns the leftovers of failed creations, sorted.
+func (b *broker) kept() (names []string) {
+	for _, name := range sorted(b.leftovers) {
+		if b.leftovers[name] {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // Dump returns the state.
@@ -56,7 +68,7 @@ func (c *Catalog) Dump() Dump {
 	for _, b := range c.Brokers() {
 		broker := c.brokers[b.ID]
 		b.Allocated = 0
-		d.Brokers = append(d.Brokers, BrokerDump{Broker: b, Leftovers: sorted(broker.leftovers), LeftAt: broker.leftAt})
+		d.Brokers = append(d.Brokers, BrokerDump{Broker: b, Leftovers: sorted(broker.leftovers), Kept: broker.kept(), LeftAt: broker.leftAt})
 	}
 	for name := range c.names.after("") {
 		dump, _ := c.DumpTopic(name)
@@ -72,7 +84,7 @@ func (c *Catalog) DumpTopic(name string) (d TopicDump, ok bool) {
 		return d, false
 	}
 	d = TopicDump{
-		Spec: t.spec, Ordered: t.ordered, Key: t.key, Phase: t.phase, Created: t.created, Plan: t.plan,
+		Spec: t.spec, Ordered: t.ordered, Key: t.key, Phase: t.phase, Uncreated: t.uncreated, Created: t.created, Plan: t.plan,
 		Epoch: t.placement.epoch, Prepared: slices.Clone(t.prepared), Retiring: sorted(t.retiring), Channels: t.channels,
 	}
 	if t.next != nil {
@@ -93,7 +105,7 @@ func Load(d Dump) (*Catalog, error) {
 		broker.Broker, broker.leftAt = b.Broker, b.LeftAt
 		broker.Allocated = 0
 		for _, name := range b.Leftovers {
-			broker.leftovers[name] = true
+			broker.leftovers[name] = slices.Contains(b.Kept, name)
 		}
 	}
 	for _, dump := range d.Topics {
@@ -145,7 +157,7 @@ func (c *Catalog) load(d TopicDump) error {
 		return fmt.Errorf("load topic %s: %w", name, err)
 	}
 	t := &topic{
-		spec: d.Spec, ordered: d.Ordered, key: d.Key, phase: d.Phase, created: d.Created, plan: d.Plan,
+		spec: d.Spec, ordered: d.Ordered, key: d.Key, phase: d.Phase, uncreated: d.Uncreated || d.Phase == Preparing, created: d.Created, plan: d.Plan,
 		prepared: slices.Clone(d.Prepared), retiring: map[string]bool{}, channels: d.Channels,
 	}
 	if d.Next != nil {
@@ -206,7 +218,7 @@ func (e TopicRestored) apply(c *Catalog) ([]Effect, error) {
 	for i := range d.Channels {
 		d.Channels[i].Created = c.version // of this log
 	}
-	d.Phase, d.Created, d.Epoch, d.Prepared = Active, c.version, c.epoch(), make([]bool, len(d.Plan.Quotas))
+	d.Phase, d.Uncreated, d.Created, d.Epoch, d.Prepared = Active, false, c.version, c.epoch(), make([]bool, len(d.Plan.Quotas))
 	if err := c.load(d); err != nil {
 		c.ahead = ahead
 		return nil, err
@@ -234,7 +246,7 @@ func (e BrokerRestored) apply(c *Catalog) ([]Effect, error) {
 	b.Mcap = cmp.Or(b.Calibrated, b.Configured)
 	for _, name := range e.Leftovers {
 		if c.topics[name] == nil {
-			b.leftovers[name] = true
+			b.leftovers[name] = slices.Contains(e.Kept, name)
 		}
 	}
 	c.forgetGone()

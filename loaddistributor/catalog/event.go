@@ -62,7 +62,8 @@ type TopicDeleting struct{ Topic string }
 type TopicRemoved struct {
 	Topic string
 	// Left lists the brokers that may still hold the topic. They receive the removal when
-	// they reconnect.
+	// they reconnect. If the topic was never active, they keep its messages until the topic
+	// is created again (see MemberFound).
 	Left []string
 	// ContractLeft: the adaptor may still hold the contract.
 	ContractLeft bool

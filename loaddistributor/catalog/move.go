@@ -125,10 +125,11 @@ func (e MemberFound) apply(c *Catalog) ([]Effect, error) {
 		return nil, fmt.Errorf("topic %s found on %s: %w", e.Topic, e.Broker, ErrTopicUnknown)
 	case t.phase != Active || t.next != nil:
 		return nil, fmt.Errorf("topic %s found on %s: %w", e.Topic, e.Broker, ErrTopicState)
-	case b == nil || b.topics[e.Topic] || b.retiring[e.Topic] || b.leftovers[e.Topic]:
+	case b == nil || b.topics[e.Topic] || b.retiring[e.Topic] || c.LeftOn(e.Topic, e.Broker) && !c.Keeps(e.Topic, e.Broker):
 		return nil, fmt.Errorf("topic %s found on %s, which is no broker, or of which the catalog knows it: %w", e.Topic, e.Broker, ErrBrokerUnknown)
 	}
 	t.retiring[e.Broker], b.retiring[e.Topic] = true, true
+	delete(b.leftovers, e.Topic)
 	return nil, nil
 }
 

@@ -40,7 +40,7 @@ func (c *Catalog) view(t *topic) *Topic {
 	v := &Topic{
 		Spec: t.spec, Ordered: t.ordered, Key: t.key, State: state, Reason: reason, Created: t.created,
 		Plan: t.plan, Placement: t.placement, Retiring: sorted(t.retiring), Channels: t.channels,
-		Unconfirmed: unconfirmed.Shares, Raising: unconfirmed.Raising, Vague: unconfirmed.Vague,
+		Unconfirmed: unconfirmed.Shares, Raising: unconfirmed.Raising, Vague: unconfirmed.Vague, Uncreated: t.uncreated,
 	}
 	if t.next != nil {
 		v.Next = &t.next.Next
@@ -176,6 +176,17 @@ func (c *Catalog) Holds(topic, id string) bool {
 
 // LeftOn reports whether the broker may hold a removed topic of the given name.
 func (c *Catalog) LeftOn(topic, id string) bool {
+	b := c.brokers[id]
+	if b == nil {
+		return false
+	}
+	_, left := b.leftovers[topic]
+	return left
+}
+
+// Keeps reports whether the broker may hold messages of a topic of the given name whose
+// creation failed. The broker has acknowledged these messages and keeps them.
+func (c *Catalog) Keeps(topic, id string) bool {
 	b := c.brokers[id]
 	return b != nil && b.leftovers[topic]
 }

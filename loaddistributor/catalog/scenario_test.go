@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -184,11 +185,8 @@ var commands = map[string]func(*script, []string) (Event, error){
 	"judged":    func(_ *script, a []string) (Event, error) { return SLOJudged{a[0], "late"}, nil },
 	"delete":    func(_ *script, a []string) (Event, error) { return TopicDeleting{a[0]}, nil },
 	"remove": func(_ *script, a []string) (Event, error) {
-		e := TopicRemoved{Topic: a[0], ContractLeft: hasFlag(a, "contract")}
-		if left := arg(a, 1); left != "" && left != "contract" {
-			e.Left = []string{left}
-		}
-		return e, nil
+		left := slices.DeleteFunc(slices.Clone(a[1:]), func(arg string) bool { return arg == "contract" })
+		return TopicRemoved{Topic: a[0], Left: left, ContractLeft: hasFlag(a, "contract")}, nil
 	},
 	"channels-created": func(_ *script, a []string) (Event, error) { return ChannelsCreated{a[0], channelsOf(a[1:])}, nil },
 	"channels-set":     func(_ *script, a []string) (Event, error) { return ChannelsSet{a[0], channelsOf(a[1:])}, nil },
@@ -263,6 +261,14 @@ var commands = map[string]func(*script, []string) (Event, error){
 			s.printf("%s: remove %v, prepare %v, placed %v, empty %v", b.ID, remove, prepare, s.Placed(b.ID), s.Empty(b.ID))
 		}
 		s.printf("contracts: %v", s.LeftoverContracts())
+		return nil, nil
+	},
+	"left": func(s *script, a []string) (Event, error) {
+		for _, b := range s.Brokers() {
+			if s.LeftOn(a[0], b.ID) {
+				s.printf("on %s, which keeps its messages: %v", b.ID, s.Keeps(a[0], b.ID))
+			}
+		}
 		return nil, nil
 	},
 	"resolve": func(s *script, a []string) (Event, error) {

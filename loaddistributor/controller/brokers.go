@@ -482,9 +482,14 @@ func (r *View) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 		}
 		reason, remedy := "the loaddistributor did not place it here, and it is in use", "end its publishers and consumers, or have them use another broker"
 		last := r.brokers.reported(id).Topic(name).Newest().Stats
-		if messages := last.Depth + last.Backlog; messages > 0 {
+		messages := last.Depth + last.Backlog
+		if messages > 0 {
 			reason += "; consumers have not finished " + plural.Count(messages, "message")
 			remedy += "; connect consumers to the broker's own address, or empty its channels there"
+		}
+		if r.cat.committed.Keeps(name, id) {
+			reason = "its creation failed after the broker had acknowledged " + plural.Count(messages, "message")
+			remedy = "create it, and consumers get the messages; create and delete it to lose them"
 		}
 		wait(name, reason, remedy)
 	}

@@ -320,6 +320,137 @@ var _ = Describe("Creating a topic", func() {
 			c.mustCreate(spec("t", 50, 5))
 		})
 
+		// Clients can publish to a broker as soon as the broker has the topic. Here, b1 has acknowledged messages.
+		Describe("leaves messages that were acknowledged meanwhile on their broker", func() {
+			var c *cluster
+			var b1, b2 *broker
+			var removals atomic.Int64
+			failing := func() {
+				GinkgoHelper()
+				b2.node.Sabotage(func(string) error { return errors.New("no more topics here") }, nil)
+				Expect(<-c.creating(context.Background(), spec("t", 100, 5), "")).To(fails(codes.Unavailable, rpc.ReasonBrokerFailed))
+				b2.node.Sabotage(nil, nil)
+			}
+			remains := func() {
+				GinkgoHelper()
+				Consistently(hasTopic(b1.node, "t"), "12s").Should(BeTrue())
+				kept, _ := b1.node.Topic("t")
+				Expect(kept.Retired).To(BeTrue(), "so that no more messages come")
+				Expect(kept.Identity).To(BeNil())
+				Expect(c.control.View().Topic("t")).Error().To(MatchError(catalog.ErrTopicUnknown))
+				Expect(hasTopic(b2.node, "t")()).To(BeFalse())
+			}
+			continues := func() {
+				GinkgoHelper()
+				topic, _ := b1.node.Topic("t")
+				Expect(topic.Retired).To(BeFalse())
+				Expect(topic.Identity).NotTo(BeNil())
+			}
+			delivers := func() { // as a retiring broker
+				GinkgoHelper()
+				Eventually(func() map[string]string { return c.shares("t") }).Should(HaveKey("b1"), "a share to deliver the messages")
+				Expect(removals.Load()).To(BeZero())
+				b1.node.Use("t", false)
+				Eventually(hasTopic(b1.node, "t")).Should(BeFalse(), "its messages are gone")
+				Expect(c.publishersByBroker("t", 50)).To(Equal(map[string]int{"b2": 50}))
+				c.mustDelete("t")
+				c.nothingLeft("t", b1, b2)
+			}
+			begin := func() {
+				removals.Store(0)
+				c = newCluster(setup{prepareTimeout: time.Second})
+				b1, b2 = c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
+				b1.node.Use("t", true)
+				b1.node.Sabotage(nil, func(string) error { removals.Add(1); return nil })
+			}
+
+			It("for the next creation", func() {
+				begin()
+				failing()
+				remains()
+				b1.node.Measure("t", &srtmv1.TopicStats{Topic: "t", Backlog: 2})
+				c.drain("b1")
+				Eventually(func() string { return c.broker("b1").Waits[0].Reason }).Should(Equal("its creation failed after the broker had acknowledged 2 messages"))
+				Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Undo: true})).Error().NotTo(HaveOccurred())
+				c.mustCreate(spec("t", 100, 5))
+				continues()
+				Expect(removals.Load()).To(BeZero())
+				c.mustDelete("t")
+				Eventually(hasTopic(b1.node, "t")).Should(BeFalse())
+				c.nothingLeft("t", b1, b2)
+			})
+
+			It("from which the next creation, on other brokers, has them delivered", func() {
+				begin()
+				failing()
+				c.drain("b1")
+				c.mustCreate(spec("t", 50, 5))
+				delivers()
+			})
+
+			It("and no topic is rebuilt from the failed creation if the store is lost", func() {
+				begin()
+				failing()
+				c.stop()
+				second := newCluster(setup{data: &store.Memory{}, address: c.address})
+				Eventually(func() bool { return second.broker("b1").GetConnected() }).Should(BeTrue())
+				Consistently(func() []catalog.Topic { return second.control.View().Topics("", 10) }, "20s").Should(BeEmpty())
+				Expect(hasTopic(b1.node, "t")()).To(BeTrue())
+				second.mustCreate(spec("t", 100, 5))
+				continues()
+				Expect(removals.Load()).To(BeZero())
+			})
+
+			It("until they are gone", func() {
+				begin()
+				failing()
+				remains()
+				b1.node.Use("t", false)
+				Eventually(hasTopic(b1.node, "t")).Should(BeFalse())
+				c.nothingLeft("t", b1, b2)
+			})
+
+			It("also if the broker is disconnected meanwhile", func() {
+				begin()
+				entered, release := b2.hang()
+				failed := c.creating(context.Background(), spec("t", 100, 5), "")
+				Eventually(entered).Should(BeClosed())
+				Eventually(hasTopic(b1.node, "t")).Should(BeTrue())
+				b1.stop()
+				Eventually(failed).Should(Receive(HaveOccurred()))
+				release()
+				c.join("b1", 60, b1.node)
+				remains()
+				c.mustCreate(spec("t", 100, 5))
+				continues()
+				Expect(removals.Load()).To(BeZero())
+			})
+
+			It("also if the broker comes back after the next creation", func() {
+				begin()
+				entered, release := b2.hang()
+				failed := c.creating(context.Background(), spec("t", 100, 5), "")
+				Eventually(entered).Should(BeClosed())
+				Eventually(hasTopic(b1.node, "t")).Should(BeTrue())
+				b1.stop()
+				Eventually(failed).Should(Receive(HaveOccurred()))
+				release()
+				c.mustCreate(spec("t", 50, 5))
+				c.join("b1", 60, b1.node)
+				delivers()
+			})
+
+			It("but not after the topic is created again and deleted", func() {
+				begin()
+				failing()
+				c.drain("b1")
+				c.mustCreate(spec("t", 50, 5))
+				c.mustDelete("t")
+				Eventually(hasTopic(b1.node, "t")).Should(BeFalse())
+				c.nothingLeft("t", b1, b2)
+			})
+		})
+
 		It("is rolled back when its caller leaves", func() {
 			c := newCluster(setup{})
 			b1 := c.join("b1", 60, agenttest.New())

@@ -129,13 +129,14 @@ func (q *requests) assign(s *Session, now time.Time) {
 }
 
 // found reports whether the broker has a topic without being one of the topic's brokers. The
-// first report may name a topic that the broker is giving up. A replicated topic is never
-// found: another broker has taken over the messages.
+// first report may name a topic that the broker is giving up. A replicated topic is found only
+// if an earlier creation failed: otherwise another broker has taken over the messages.
 func (q *requests) found(s *Session, topic catalog.Topic) bool {
 	name := topic.Spec.Name()
 	next, _ := q.cat.next.Topic(name)
+	stray := next.Spec != nil && next.Spec.Durability != catalog.DurabilityReplicated && !q.cat.next.LeftOn(name, s.broker)
 	return s.reports.Count() >= 2 && s.reports.Has(name) && next.Open() && next.Next == nil &&
-		next.Spec.Durability != catalog.DurabilityReplicated && !q.cat.next.Holds(name, s.broker) && !q.cat.next.LeftOn(name, s.broker)
+		!q.cat.next.Holds(name, s.broker) && (stray || q.cat.next.Keeps(name, s.broker))
 }
 
 // expect numbers a request and stores it until the answer.
@@ -146,6 +147,10 @@ func (b *brokers) expect(s *Session, r request) (number uint64) {
 }
 
 func (q *requests) prepare(s *Session, r request, spec *catalog.Spec) {
+	kept := q.cat.next.Keeps(r.topic, s.broker)
+	if kept { // the broker may not know yet that the messages are not of a deleted topic
+		q.remove(s, request{topic: r.topic, sent: r.sent}, true)
+	}
 	contract := ContractProto(spec)
 	r.prepares = true
 	topic, _ := q.cat.committed.Topic(r.topic)
@@ -160,7 +165,7 @@ func (q *requests) prepare(s *Session, r request, spec *catalog.Spec) {
 	}
 	if topic, _ := q.cat.next.Topic(r.topic); topic.Created > 0 {
 		order.Identity = q.cat.identity(topic)
-		order.DeletedBefore = q.cat.next.LeftOn(r.topic, s.broker)
+		order.DeletedBefore = q.cat.next.LeftOn(r.topic, s.broker) && !kept
 		order.Retiring = slices.Contains(topic.Retiring, s.broker)
 	}
 	order.Record = q.copies.text(q.cat.next, r.topic)
@@ -184,11 +189,14 @@ func (q *requests) announce(name string, spec *catalog.Spec, brokers []string, n
 	}
 }
 
-// remove sends a RemoveTopic. unused: only if the topic is not in use.
+// remove sends a RemoveTopic. unused: only if the topic is not in use. A topic whose creation
+// failed is removed only then.
 func (q *requests) remove(s *Session, r request, unused bool) {
+	topic, _ := q.cat.next.Topic(r.topic)
+	uncreated := topic.Uncreated || q.cat.next.Keeps(r.topic, s.broker)
 	r.remove, r.owners = true, unused
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
-		Request: q.brokers.expect(s, r), Topic: r.topic, IfUnused: unused,
+		Request: q.brokers.expect(s, r), Topic: r.topic, IfUnused: unused || uncreated, Uncreated: uncreated,
 	}}})
 }
 
@@ -221,6 +229,10 @@ func (q *requests) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (r
 		r.answer(s.broker, &RefusedError{p.Error})
 		if !r.owners {
 			r.done, r.sent = nil, now // keep the refused request, so that it is not repeated at once
+			if r.remove && q.cat.next.Keeps(r.topic, s.broker) {
+				s.unprepared[r.topic] = true // if a topic of the name is created, it retires from the broker
+				return nil, nil, nil
+			}
 			return r, nil, nil
 		}
 		delete(s.requests, p.Request)

@@ -465,6 +465,32 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(topic.State).To(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE))
 	}, Entry("before a share was granted", false), Entry("after that", true))
 
+	It("keeps what brokers have acknowledged of a creation that it rolls back", func() {
+		data := &store.Memory{}
+		first := newCluster(setup{data: data})
+		node := agenttest.New()
+		node.Use("t", true) // messages wait
+		var removals atomic.Int64
+		b := first.join("b1", 600, node)
+		entered, release := b.hang()
+		created := first.creating(context.Background(), spec("t", 400, 10), "key")
+		Eventually(entered).Should(BeClosed())
+		copied := crash(data)
+		release()
+		Eventually(created).Should(Receive(BeNil()))
+		first.stop()
+		node.Sabotage(nil, func(string) error { removals.Add(1); return nil })
+
+		second := newCluster(setup{data: copied, address: first.address})
+		Eventually(func() error { _, err := second.control.View().Topic("t"); return err }).Should(MatchError(catalog.ErrTopicUnknown))
+		Eventually(func() bool { return second.broker("b1").GetConnected() }).Should(BeTrue())
+		Consistently(hasTopic(node, "t"), "12s").Should(BeTrue())
+		second.mustCreate(spec("t", 400, 10), "key")
+		Expect(removals.Load()).To(BeZero())
+		kept, _ := node.Topic("t")
+		Expect(kept.Retired).To(BeFalse())
+	})
+
 	It("finishes a deletion", func() {
 		data := &store.Memory{}
 		first := newCluster(setup{data: data})

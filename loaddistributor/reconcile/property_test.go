@@ -176,6 +176,9 @@ func (w *world) perform(fail bool) {
 				w.Fatalf("broker %s is to remove a topic that is placed there", id)
 			}
 		}
+		if t.Uncreated && !e.Unused {
+			w.Fatalf("messages that %v have acknowledged are to be removed: the topic was never active", e.Brokers)
+		}
 		w.request(e.Brokers, question{remove: true, unused: e.Unused})
 	case Grant:
 		shares := map[string]bool{}
@@ -356,7 +359,7 @@ func (w *world) answer(i int, refuse bool) {
 	case q.remove:
 		w.disconnect(q.broker)
 	default:
-		if w.cat.LeftOn(name, q.broker) {
+		if w.cat.LeftOn(name, q.broker) && !w.cat.Keeps(name, q.broker) {
 			w.disconnect(q.broker) // the broker had another topic
 		}
 		if w.holds[q.broker] = true; w.cat.Expects(name, q.broker) {
@@ -412,8 +415,10 @@ func (w *world) toggle(id string) {
 	// The broker's session has work, as the controller assigns it.
 	remove, prepare := w.cat.Work(id)
 	for range remove {
-		w.disconnect(id)
-		w.apply(catalog.LeftoverRemoved{Topic: name, Broker: id})
+		if !w.cat.Keeps(name, id) || !w.uses[id] {
+			w.disconnect(id)
+			w.apply(catalog.LeftoverRemoved{Topic: name, Broker: id})
+		}
 	}
 	for range prepare {
 		w.holds[id] = true

@@ -24,9 +24,10 @@
 //	                                     keep it
 //	leaving    to be deleted             TopicDeleting                                deleting
 //	deleting   deleting, or its          the adaptor forgets the contract; brokers    gone
-//	           creation failed           remove it; connected brokers give up their
-//	                                     shares; TopicRemoved, with the brokers that
-//	                                     have not removed it
+//	           creation failed           remove it, unless its creation failed and
+//	                                     they have messages of it; connected brokers
+//	                                     give up their shares; TopicRemoved, with the
+//	                                     brokers that have not removed it
 //	retiring   on a broker outside       the broker removes it; MemberRetired         standing
 //	           its plan
 //	standing   on target                 the adaptor shares out the contract by the   standing
@@ -484,7 +485,7 @@ func (t *Topic) begin(now time.Time) []Effect {
 			}
 			return t.request([]string{t.target.Retire}, Remove{[]string{t.target.Retire}, !t.target.Forced}, now)
 		default:
-			return t.request(t.current.Holders(), Remove{t.current.Holders(), false}, now)
+			return t.request(t.current.Holders(), Remove{t.current.Holders(), t.current.Uncreated}, now)
 		}
 	case unconfirmed:
 		t.pollEnd = now.Add(confirmWait)
@@ -680,6 +681,9 @@ func (t *Topic) answered() []Effect {
 			retiring:  "cannot remove the topic from a broker that it has left; retrying later",
 			deleting:  "cannot remove the deleted topic from a broker; retrying later",
 		}[t.phase]
+		if t.current.Uncreated {
+			text = "cannot remove the topic, whose creation failed, from a broker; if the broker has acknowledged messages of the topic, it keeps them until the topic is created again"
+		}
 		notes = append(notes, Note{Text: text, Broker: id, Err: t.refused[id], Warn: t.phase == deleting})
 	}
 	if t.finishStep(); t.phase == retiring && len(failed) > 0 {

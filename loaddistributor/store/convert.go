@@ -82,7 +82,7 @@ func fromBroker(b catalog.BrokerDump) *journal.Broker {
 	return &journal.Broker{
 		Id: k.ID, Instance: k.Instance, Tcp: k.TCPAddress, Http: k.HTTPAddress, Mqtt: k.MQTTAddress, Mqtts: k.MQTTSAddress, Hostname: k.Hostname,
 		Version: k.Version, Mcap: k.Configured, Connected: k.Connected, Draining: k.Draining, Forced: k.Forced,
-		Leftovers: b.Leftovers, LeftAt: b.LeftAt, Calibrated: k.Calibrated,
+		Leftovers: b.Leftovers, Kept: b.Kept, LeftAt: b.LeftAt, Calibrated: k.Calibrated,
 		Absorbed: fromAbsorption("", k.Absorbed), DataPath: k.Folder, Lock: k.Lock, Forgotten: k.Forgotten, Strict: k.Strict,
 	}
 }
@@ -98,7 +98,7 @@ func toBroker(b *journal.Broker) catalog.BrokerDump {
 			Mcap: cmp.Or(b.Calibrated, b.Mcap), Configured: b.Mcap, Calibrated: b.Calibrated,
 			Absorbed: toAbsorption(b.Absorbed), Folder: b.DataPath, Lock: b.Lock, Forgotten: b.Forgotten, Strict: b.Strict,
 		},
-		Leftovers: b.Leftovers, LeftAt: b.LeftAt,
+		Leftovers: b.Leftovers, Kept: b.Kept, LeftAt: b.LeftAt,
 	}
 }
 
@@ -106,7 +106,7 @@ var phases = map[string]catalog.State{"preparing": catalog.Preparing, "active": 
 
 func fromTopic(t catalog.TopicDump) *journal.Topic {
 	entry := &journal.Topic{
-		Spec: fromSpec(t.Spec), Key: t.Key, Phase: t.Phase.String(), Created: t.Created, Plan: fromPlan(t.Plan),
+		Spec: fromSpec(t.Spec), Key: t.Key, Phase: t.Phase.String(), Uncreated: t.Uncreated, Created: t.Created, Plan: fromPlan(t.Plan),
 		Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring, Channels: fromChannels(t.Channels),
 	}
 	if t.Ordered != t.Spec {
@@ -120,7 +120,7 @@ func fromTopic(t catalog.TopicDump) *journal.Topic {
 
 func toTopic(t *journal.Topic) (catalog.TopicDump, error) {
 	d := catalog.TopicDump{
-		Key: t.GetKey(), Phase: phases[t.GetPhase()], Created: t.GetCreated(), Plan: toPlan(t.GetPlan()), Epoch: t.GetEpoch(),
+		Key: t.GetKey(), Phase: phases[t.GetPhase()], Uncreated: t.GetUncreated(), Created: t.GetCreated(), Plan: toPlan(t.GetPlan()), Epoch: t.GetEpoch(),
 		Prepared: t.GetPrepared(), Retiring: t.GetRetiring(), Channels: toChannels(t.GetChannels()),
 	}
 	var err error

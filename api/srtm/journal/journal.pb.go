@@ -831,8 +831,10 @@ type Broker struct {
 	Forgotten bool `protobuf:"varint,17,opt,name=forgotten,proto3" json:"forgotten,omitempty"`
 	Strict    bool `protobuf:"varint,18,opt,name=strict,proto3" json:"strict,omitempty"`
 	// For MQTT, without and with TLS; empty: none.
-	Mqtt          string `protobuf:"bytes,19,opt,name=mqtt,proto3" json:"mqtt,omitempty"`
-	Mqtts         string `protobuf:"bytes,20,opt,name=mqtts,proto3" json:"mqtts,omitempty"`
+	Mqtt  string `protobuf:"bytes,19,opt,name=mqtt,proto3" json:"mqtt,omitempty"`
+	Mqtts string `protobuf:"bytes,20,opt,name=mqtts,proto3" json:"mqtts,omitempty"`
+	// The leftovers whose creation failed: the broker keeps their messages.
+	Kept          []string `protobuf:"bytes,21,rep,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1005,6 +1007,13 @@ func (x *Broker) GetMqtts() string {
 		return x.Mqtts
 	}
 	return ""
+}
+
+func (x *Broker) GetKept() []string {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
 }
 
 // Channels are of a topic.
@@ -2143,7 +2152,9 @@ type Topic struct {
 	Retiring     []string   `protobuf:"bytes,11,rep,name=retiring,proto3" json:"retiring,omitempty"`
 	Channels     []*Channel `protobuf:"bytes,12,rep,name=channels,proto3" json:"channels,omitempty"`
 	// The version at which it was created. Not of an event.
-	Created       uint64 `protobuf:"varint,13,opt,name=created,proto3" json:"created,omitempty"`
+	Created uint64 `protobuf:"varint,13,opt,name=created,proto3" json:"created,omitempty"`
+	// It has never been active. A topic that is being prepared is always uncreated.
+	Uncreated     bool `protobuf:"varint,14,opt,name=uncreated,proto3" json:"uncreated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2269,6 +2280,13 @@ func (x *Topic) GetCreated() uint64 {
 	return 0
 }
 
+func (x *Topic) GetUncreated() bool {
+	if x != nil {
+		return x.Uncreated
+	}
+	return false
+}
+
 var File_srtm_journal_journal_proto protoreflect.FileDescriptor
 
 const file_srtm_journal_journal_proto_rawDesc = "" +
@@ -2331,7 +2349,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x1d\n" +
 	"\n" +
 	"rate_milli\x18\x02 \x01(\x03R\trateMilli\x12\x14\n" +
-	"\x05burst\x18\x03 \x01(\x03R\x05burst\"\x92\x04\n" +
+	"\x05burst\x18\x03 \x01(\x03R\x05burst\"\xa6\x04\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x10\n" +
@@ -2355,7 +2373,8 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\tforgotten\x18\x11 \x01(\bR\tforgotten\x12\x16\n" +
 	"\x06strict\x18\x12 \x01(\bR\x06strict\x12\x12\n" +
 	"\x04mqtt\x18\x13 \x01(\tR\x04mqtt\x12\x14\n" +
-	"\x05mqtts\x18\x14 \x01(\tR\x05mqtts\"S\n" +
+	"\x05mqtts\x18\x14 \x01(\tR\x05mqtts\x12\x12\n" +
+	"\x04kept\x18\x15 \x03(\tR\x04kept\"S\n" +
 	"\bChannels\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x121\n" +
 	"\bchannels\x18\x02 \x03(\v2\x15.srtm.journal.ChannelR\bchannels\"i\n" +
@@ -2462,7 +2481,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"C\n" +
 	"\x04Kept\x12\x10\n" +
 	"\x03log\x18\x01 \x01(\x04R\x03log\x12)\n" +
-	"\x05topic\x18\x02 \x01(\v2\x13.srtm.journal.TopicR\x05topic\"\xcf\x03\n" +
+	"\x05topic\x18\x02 \x01(\v2\x13.srtm.journal.TopicR\x05topic\"\xed\x03\n" +
 	"\x05Topic\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.journal.SpecR\x04spec\x12,\n" +
 	"\aordered\x18\x02 \x01(\v2\x12.srtm.journal.SpecR\aordered\x12\x10\n" +
@@ -2477,7 +2496,8 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	" \x03(\bR\fnextPrepared\x12\x1a\n" +
 	"\bretiring\x18\v \x03(\tR\bretiring\x121\n" +
 	"\bchannels\x18\f \x03(\v2\x15.srtm.journal.ChannelR\bchannels\x12\x18\n" +
-	"\acreated\x18\r \x01(\x04R\acreatedB*Z(github.com/srtm-io/srtm/api/srtm/journalb\x06proto3"
+	"\acreated\x18\r \x01(\x04R\acreated\x12\x1c\n" +
+	"\tuncreated\x18\x0e \x01(\bR\tuncreatedB*Z(github.com/srtm-io/srtm/api/srtm/journalb\x06proto3"
 
 var (
 	file_srtm_journal_journal_proto_rawDescOnce sync.Once
