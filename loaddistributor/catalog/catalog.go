@@ -528,7 +528,7 @@ func (c *Catalog) insert(t *topic) {
 	for _, id := range t.holders() {
 		b := c.brokers[id]
 		if t.retiring[id] {
-			b.retiring[name] = true
+			t.retire(b)
 		}
 		if t.plan.On(id) >= 0 || t.next != nil && t.next.Plan.On(id) >= 0 {
 			b.topics[name] = true
@@ -592,6 +592,13 @@ func (e TopicActivated) apply(c *Catalog) ([]Effect, error) {
 	}
 	before := c.states(only(e.Topic))
 	t.phase, t.uncreated = Active, false
+	if t.spec.Durability == DurabilityReplicated {
+		for _, b := range c.byID {
+			if b.leftovers[e.Topic] && !b.Connected { // the topic's brokers take over the messages
+				t.retire(b)
+			}
+		}
+	}
 	delete(c.unconfirmed, e.Topic) // the adaptor grants a new contract only after the old shares have ended
 	return c.changes(before), nil
 }
@@ -636,10 +643,11 @@ func (e TopicRemoved) apply(c *Catalog) ([]Effect, error) {
 		b.Allocated -= t.reserved(id)
 		delete(b.topics, e.Topic)
 		delete(b.retiring, e.Topic)
-		delete(b.leftovers, e.Topic) // this removal covers any earlier one
-	}
-	for _, id := range e.Left {
-		c.brokers[id].leftovers[e.Topic] = t.uncreated
+		kept, left := b.leftovers[e.Topic]
+		if delete(b.leftovers, e.Topic); slices.Contains(e.Left, id) { // this removal covers any earlier one
+			// A broker that has not prepared the topic may still have an earlier topic, which was deleted.
+			b.leftovers[e.Topic] = t.uncreated && (kept || !left)
+		}
 	}
 	// A broker with an earlier topic of this name may also report its contract to the
 	// adaptor. The deletion of a topic includes messages of earlier creations that failed.

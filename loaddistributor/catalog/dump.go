@@ -245,7 +245,7 @@ func (e BrokerRestored) apply(c *Catalog) ([]Effect, error) {
 	b.Calibrated, b.Draining, b.Forced = cmp.Or(b.Calibrated, from.Calibrated), b.Draining || from.Draining, b.Forced || from.Forced
 	b.Mcap = cmp.Or(b.Calibrated, b.Configured)
 	for _, name := range e.Leftovers {
-		if c.topics[name] == nil {
+		if _, known := b.leftovers[name]; !known && c.topics[name] == nil {
 			b.leftovers[name] = slices.Contains(e.Kept, name)
 		}
 	}

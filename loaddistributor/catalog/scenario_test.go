@@ -87,14 +87,6 @@ func number(word string) int64 {
 	return n
 }
 
-// arg returns the i-th argument, or nothing if the argument is missing.
-func arg(args []string, i int) string {
-	if i < len(args) {
-		return args[i]
-	}
-	return ""
-}
-
 func hasFlag(args []string, flag string) bool {
 	return strings.Contains(" "+strings.Join(args, " ")+" ", " "+flag+" ")
 }
