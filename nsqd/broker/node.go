@@ -188,7 +188,14 @@ func (n *Node) RemoveUnused(topic string, uncreated bool) error {
 	if !uncreated || !errors.Is(err, ErrInUse) {
 		return err
 	}
-	if t, gone := n.broker().Topic([]byte(topic)); gone == nil && t.channels.identify(metadata.Identity{}) {
+	t, gone := n.broker().Topic([]byte(topic))
+	if gone != nil {
+		return nil
+	}
+	t.runner.mu.Lock()
+	t.runner.mu.uncreated = t.runner.mu.retired
+	t.runner.mu.Unlock()
+	if t.channels.identify(metadata.Identity{}) {
 		n.broker().shared.recorded(topic)
 		err = errors.Join(err, n.broker().shared.Recorded())
 	}

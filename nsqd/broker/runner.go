@@ -27,6 +27,7 @@ type runner struct {
 		consumers map[queue.ConsumerID]*Subscription
 		closed    bool
 		retired   bool  // the topic has moved: it delivers its messages but accepts none
+		uncreated bool  // retired, because the creation of the topic failed
 		held      int64 // the topic's part of shared.held
 		expiry    expirySettings
 	}

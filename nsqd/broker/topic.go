@@ -146,9 +146,17 @@ func (t *Topic) Unpause() error {
 // Retire sets whether the topic has moved to other brokers and accepts no messages here.
 func (t *Topic) Retire(retired bool) {
 	t.runner.mu.Lock()
-	t.runner.mu.retired = retired
+	t.runner.mu.retired, t.runner.mu.uncreated = retired, false
 	t.runner.room.Broadcast() // wakes waiting publishers
 	t.runner.mu.Unlock()
+}
+
+// Uncreated reports whether the topic holds only messages from before its creation failed. For clients
+// such a topic does not exist.
+func (t *Topic) Uncreated() bool {
+	t.runner.mu.Lock()
+	defer t.runner.mu.Unlock()
+	return t.runner.mu.uncreated
 }
 
 // Retired reports whether the topic is retired.

@@ -479,6 +479,9 @@ func subscribeHere(c *client, op *session.Op, notify func()) (*broker.Subscripti
 	}
 	for {
 		t, err := c.env.broker.TopicForClient(op.Topic)
+		if err == nil && c.env.cfg.Forward != nil && t.Uncreated() {
+			err = broker.ErrUnknownTopic
+		}
 		switch {
 		case c.shouldForward(err):
 			return nil, err

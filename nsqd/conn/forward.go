@@ -141,7 +141,7 @@ func (c *client) relay(op *session.Op, others *forward.Others, notify func()) (s
 		if createErr != nil {
 			c.env.log.Warn("cannot find or create the topic of a subscription", obs.KeyRemote, c.remote, obs.KeyTopic, name, obs.KeyError, createErr)
 		}
-		if _, missing := c.env.broker.Topic(op.Topic); missing == nil {
+		if t, missing := c.env.broker.Topic(op.Topic); missing == nil && !t.Uncreated() {
 			return nil
 		}
 		if createErr != nil {
