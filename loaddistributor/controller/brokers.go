@@ -489,12 +489,14 @@ func (r *View) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 		}
 		if r.cat.committed.Keeps(name, id) {
 			reason = "its creation failed after the broker had acknowledged " + plural.Count(messages, "message")
-			remedy = "create it, and consumers get the messages; create and delete it to lose them"
+			remedy = "create it, and consumers get the messages; --force to lose them"
 		}
 		wait(name, reason, remedy)
 	}
 	switch s := r.brokers.sessions[id]; {
 	case len(waits) > 0:
+	case !r.cat.committed.Empty(id) && !b.Connected:
+		wait("", "it is disconnected, and may have topics that were deleted, or messages of topics whose creation failed", "")
 	case !r.cat.committed.Empty(id):
 		wait("", "deleted topics are being removed from it", "")
 	case r.retires(id):
@@ -538,7 +540,7 @@ func (r *View) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (rea
 		switch {
 		case !b.Forced:
 			remedies = append(remedies, "--force to lose what no consumer takes")
-		case !r.brokers.untaken(topic, b, now):
+		case !r.brokers.untaken(name, b, now):
 			parts = append(parts, fmt.Sprintf("they are lost after %v in which no client publishes and no consumer is given one", r.cfg.Window))
 		}
 	}
@@ -582,8 +584,16 @@ func (r *View) alien(id string) []string {
 
 // untaken reports whether the rest of a topic on a broker that drains by force must be
 // given up.
-func (bs *brokers) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
-	t := bs.reported(b.ID).Topic(topic.Spec.Name())
+func (bs *brokers) untaken(topic string, b catalog.Broker, now time.Time) bool {
+	t := bs.reported(b.ID).Topic(topic)
 	return b.Forced && t != nil && !t.Untaken.IsZero() && now.Sub(t.Untaken) >= bs.cfg.Window-2*bs.cfg.ReportInterval &&
 		now.Sub(t.LastReport()) <= bs.cfg.Window // else the broker's state is unknown
+}
+
+// logLost logs the messages that a broker that drains by force is about to lose.
+func (bs *brokers) logLost(topic, id string) {
+	if t := bs.reported(id).Topic(topic); t != nil {
+		last := t.Newest().Stats
+		bs.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, topic, obs.KeyBroker, id, obs.KeyCount, last.Depth+last.Backlog)
+	}
 }

@@ -73,8 +73,15 @@ type agreement struct{ revision, version uint64 }
 func (c *contracts) compare(ctx context.Context) error {
 	c.mu.RLock()
 	leftovers := c.cat.committed.LeftoverContracts()
+	waiting := map[string]bool{} // leftovers that brokers still have
+	brokers := c.cat.committed.Brokers()
+	for _, name := range leftovers {
+		if slices.ContainsFunc(brokers, func(b catalog.Broker) bool { return c.cat.committed.LeftOn(name, b.ID) }) {
+			waiting[name] = true
+		}
+	}
 	version, topics := c.cat.next.Version(), c.cat.committed.Len()+len(c.cat.next.UnconfirmedTopics())
-	steady := len(leftovers)+len(c.brokers.disconnectedSince)+len(c.cat.staged) == 0
+	steady := len(leftovers)-len(waiting)+len(c.brokers.disconnectedSince)+len(c.cat.staged) == 0
 	c.mu.RUnlock()
 	if topics+len(leftovers) == 0 {
 		return nil
@@ -134,13 +141,11 @@ func (c *contracts) compare(ctx context.Context) error {
 		// Remove the contract at once if the adaptor has it, and once more when no broker
 		// has the topic: meanwhile the adaptor may have learned of shares that brokers
 		// held before the removal.
-		c.mu.RLock()
-		onBrokers := slices.ContainsFunc(c.cat.committed.Brokers(), func(b catalog.Broker) bool { return c.cat.committed.LeftOn(name, b.ID) })
-		c.mu.RUnlock()
-		if onBrokers && reported[name] == nil {
+		if waiting[name] && reported[name] == nil {
 			continue
 		}
-		if err := c.seeTo(operation{name: name, target: reconcile.Target{Forget: true, OnBrokers: onBrokers}}); err != nil {
+		steady = false
+		if err := c.seeTo(operation{name: name, target: reconcile.Target{Forget: true, OnBrokers: waiting[name]}}); err != nil {
 			return err
 		}
 	}

@@ -356,9 +356,13 @@ var _ = Describe("Creating a topic", func() {
 				c.mustDelete("t")
 				c.nothingLeft("t", b1, b2)
 			}
-			begin := func() {
+			begin := func(options ...func(*controller.Config)) {
 				removals.Store(0)
-				c = newCluster(setup{prepareTimeout: time.Second})
+				c = newCluster(setup{prepareTimeout: time.Second, config: func(cfg *controller.Config) {
+					for _, option := range options {
+						option(cfg)
+					}
+				}})
 				b1, b2 = c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
 				b1.node.Use("t", true)
 				b1.node.Sabotage(nil, func(string) error { removals.Add(1); return nil })
@@ -399,6 +403,54 @@ var _ = Describe("Creating a topic", func() {
 				second.mustCreate(spec("t", 100, 5))
 				continues()
 				Expect(removals.Load()).To(BeZero())
+			})
+
+			It("where clients do not find them", func() {
+				begin()
+				failing()
+				remains()
+				_, _, found := c.control.View().Producers("t")
+				Expect(found).To(BeFalse(), "so that a subscription creates the topic")
+				Expect(c.control.View().TopicNames()).To(BeEmpty())
+			})
+
+			force := func() {
+				GinkgoHelper()
+				Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Force: true})).Error().NotTo(HaveOccurred())
+			}
+
+			It("until a drain by force", func() {
+				begin()
+				failing()
+				b1.node.Measure("t", &srtmv1.TopicStats{Topic: "t", Backlog: 2})
+				remains()
+				force()
+				Eventually(hasTopic(b1.node, "t")).Should(BeFalse())
+				Eventually(func() bool { return c.broker("b1").SafeToStop }).Should(BeTrue())
+			})
+
+			It("from which a drain by force leaves consumers of the next creation time to get them", func() {
+				begin()
+				failing()
+				b1.node.Measure("t", &srtmv1.TopicStats{Topic: "t", Backlog: 2})
+				remains()
+				c.drain("b1")
+				c.mustCreate(spec("t", 50, 5))
+				force()
+				Consistently(hasTopic(b1.node, "t"), "500ms").Should(BeTrue(), "not for a window yet")
+				Eventually(hasTopic(b1.node, "t")).Should(BeFalse())
+			})
+
+			It("also if the journal is slow after the next creation", func() {
+				g := &journalGate{}
+				begin(gatedJournal(g))
+				failing()
+				c.drain("b1")
+				c.mustCreate(spec("t", 50, 5))
+				open := g.shut()
+				Consistently(removals.Load, "30s").Should(BeZero())
+				open()
+				delivers()
 			})
 
 			It("until they are gone", func() {

@@ -40,8 +40,8 @@ type creation struct {
 }
 
 // Create places a topic and returns it when it is active. A failed creation leaves
-// nothing in the catalog and at the adaptor, and on brokers only messages that they have
-// acknowledged meanwhile: the next topic of this name has them. Brokers that are
+// no topic in the catalog, no contract at the adaptor, and on brokers only messages that they
+// have acknowledged meanwhile: the next topic of this name has them. Brokers that are
 // unreachable are cleaned up later.
 //
 // With a key, a repeated request returns the topic or joins the running creation. When

@@ -103,7 +103,7 @@ func (m *mover) nextOperation(topic catalog.Topic, b catalog.Broker, now time.Ti
 		return operation{name: name, target: reconcile.Target{Retire: b.ID, TakenOverBy: taker}}, true
 	case m.emptied(topic, b.ID, now):
 		return m.retire(name, b.ID, false), true
-	case m.brokers.untaken(topic, b, now):
+	case m.brokers.untaken(name, b, now):
 		return m.retire(name, b.ID, true), true
 	}
 	m.linger(topic, b.ID, now)
@@ -154,9 +154,8 @@ func (m *mover) linger(topic catalog.Topic, id string, now time.Time) {
 // With forced the broker removes the topic in any case. After a crash in between, the
 // broker no longer lists the topic, which counts as empty.
 func (m *mover) retire(name, id string, forced bool) operation {
-	if t := m.brokers.reported(id).Topic(name); forced && t != nil {
-		last := t.Newest().Stats
-		m.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, last.Depth+last.Backlog)
+	if forced {
+		m.brokers.logLost(name, id)
 	}
 	return operation{name: name, target: reconcile.Target{Retire: id, Forced: forced}}
 }

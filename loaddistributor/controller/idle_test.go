@@ -268,7 +268,7 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 					delivered, exceeded := f.Counts(now.Add(-at.c.cfg.Window))
 					last := f.Newest()
 					return fmt.Sprint(delivered, " of ", exceeded, " late; ", last.At, last.Stats.Depth, last.Stats.Publishers, last.Stats.Offered,
-						"; emptied ", at.c.mover.emptied(topic, "b1", now), ", untaken ", at.c.brokers.untaken(topic, catalog.Broker{ID: "b1", Forced: true}, now),
+						"; emptied ", at.c.mover.emptied(topic, "b1", now), ", untaken ", at.c.brokers.untaken(topic.Spec.Name(), catalog.Broker{ID: "b1", Forced: true}, now),
 						"; missed ", d.Missed, ", over ", d.Over, d.ExcessRate, ", quiet ", d.Quiet, "; offered ", at.s.reports.Offered())
 				}
 				if stats, want := says(changes), says(whole); stats != want {
@@ -314,7 +314,7 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 	topic, _ := c.cat.next.Topic("had")
 	for now.Sub(still) < 2*c.cfg.Window {
 		kept := now.Sub(still) < c.cfg.Window-2*c.cfg.ReportInterval
-		if given := c.brokers.untaken(topic, catalog.Broker{ID: "b3", Forced: true}, now); given == kept {
+		if given := c.brokers.untaken(topic.Spec.Name(), catalog.Broker{ID: "b3", Forced: true}, now); given == kept {
 			t.Fatalf("%v after the last message: given up is %v", now.Sub(still), given)
 		}
 		r := &srtmv1.BrokerReport{Changes: true}
@@ -334,7 +334,7 @@ func TestALongWindowEnds(t *testing.T) {
 	id := topic.Plan.Quotas[0].Broker
 	s := session(c, id)
 	c.brokers.sessions[id] = s
-	given := func() bool { return c.brokers.untaken(topic, catalog.Broker{ID: id, Forced: true}, now) }
+	given := func() bool { return c.brokers.untaken(topic.Spec.Name(), catalog.Broker{ID: id, Forced: true}, now) }
 	report := func(delivered uint64) {
 		t.Helper()
 		now = now.Add(c.cfg.ReportInterval)

@@ -122,7 +122,7 @@ func (c *Controller) MovePublishers(ctx context.Context, name string, publishers
 		if err != nil {
 			return nil, placement.Plan{}, err
 		}
-		// SnapshotFor counts the topic's present rate there as free.
+		// Snapshot counts the topic's present rate there as free.
 		if need, free := plan.Quotas[plan.On(to)].Rate, brokers[target].Mcap-brokers[target].Allocated; need > free {
 			return nil, placement.Plan{}, &placement.Infeasible{Bound: "rcap", Need: need, Have: free}
 		}

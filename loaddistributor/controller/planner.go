@@ -31,7 +31,7 @@ type planner struct {
 }
 
 // planning is the input of a plan: the decided state of the topic, the brokers of the
-// catalog's SnapshotFor, and the planner's random source.
+// catalog's Snapshot, and the planner's random source.
 type planning struct {
 	topic   catalog.Topic // without a Spec: no such topic
 	brokers []placement.Broker

@@ -102,7 +102,12 @@ func (q *requests) assign(s *Session, now time.Time) {
 		s.idleVersion = q.cat.committed.Version()
 	}
 	for _, name := range remove {
-		if !requested[work{name, true}] && !q.topics.owned(name) {
+		_, again := q.cat.next.Topic(name)
+		switch {
+		case requested[work{name, true}], q.topics.owned(name), !q.cat.next.LeftOn(name, s.broker):
+		case again && q.cat.next.Keeps(name, s.broker):
+			s.unprepared[name] = true // what the broker keeps is part of the new topic
+		default:
 			q.remove(s, request{topic: name, sent: now}, false)
 		}
 	}
@@ -118,6 +123,9 @@ func (q *requests) assign(s *Session, now time.Time) {
 		} else if q.found(s, topic) {
 			_, err := q.cat.stage(catalog.MemberFound{Topic: name, Broker: s.broker})
 			_ = mustSucceed("topic "+name+" found on broker "+s.broker, err)
+			if t := s.reports.Topic(name); t != nil {
+				t.Untaken = now // from now on, consumers can get the messages
+			}
 			q.cfg.Log.Warn("a broker has the topic and is outside its placement; the topic retires from the broker", obs.KeyTopic, name, obs.KeyBroker, s.broker)
 		}
 	}
@@ -148,6 +156,11 @@ func (b *brokers) expect(s *Session, r request) (number uint64) {
 
 func (q *requests) prepare(s *Session, r request, spec *catalog.Spec) {
 	kept := q.cat.next.Keeps(r.topic, s.broker)
+	if q.cat.next.LeftOn(r.topic, s.broker) { // answers to earlier orders are about an earlier topic
+		for _, earlier := range s.requests {
+			earlier.owners = earlier.owners || earlier.remove && earlier.topic == r.topic
+		}
+	}
 	if kept { // the broker may not know yet that the messages are not of a deleted topic
 		q.remove(s, request{topic: r.topic, sent: r.sent}, true)
 	}
@@ -190,10 +203,15 @@ func (q *requests) announce(name string, spec *catalog.Spec, brokers []string, n
 }
 
 // remove sends a RemoveTopic. unused: only if the topic is not in use. A topic whose creation
-// failed is removed only then.
+// failed is removed only then, or if the broker drains by force.
 func (q *requests) remove(s *Session, r request, unused bool) {
 	topic, _ := q.cat.next.Topic(r.topic)
+	b, _ := q.cat.next.Broker(s.broker)
 	uncreated := topic.Uncreated || q.cat.next.Keeps(r.topic, s.broker)
+	if uncreated && q.brokers.untaken(r.topic, b, r.sent) {
+		uncreated = false
+		q.brokers.logLost(r.topic, s.broker)
+	}
 	r.remove, r.owners = true, unused
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
 		Request: q.brokers.expect(s, r), Topic: r.topic, IfUnused: unused || uncreated, Uncreated: uncreated,
@@ -230,8 +248,7 @@ func (q *requests) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (r
 		if !r.owners {
 			r.done, r.sent = nil, now // keep the refused request, so that it is not repeated at once
 			if r.remove && q.cat.next.Keeps(r.topic, s.broker) {
-				s.unprepared[r.topic] = true // if a topic of the name is created, it retires from the broker
-				return nil, nil, nil
+				return nil, nil, nil // as expected, and again with each repetition
 			}
 			return r, nil, nil
 		}

@@ -293,7 +293,7 @@ func (r *View) listed(id string) map[string]bool {
 		}
 	}
 	for name := range r.brokers.reported(id).Topics() {
-		if _, managed := r.cat.committed.Topic(name); !managed {
+		if _, managed := r.cat.committed.Topic(name); !managed && !r.cat.committed.LeftOn(name, id) {
 			set[name] = true
 		}
 	}
@@ -339,6 +339,9 @@ func (r *View) Producers(topic string) (nodes []Node, channels []string, found b
 		}
 	}
 	for _, id := range r.cat.connected() {
+		if !managed && r.cat.committed.LeftOn(topic, id) {
+			continue // it was deleted, or its creation failed
+		}
 		reported := r.brokers.reported(id)
 		if t := reported.Topic(topic); t != nil {
 			for _, channel := range t.Channels {

@@ -55,6 +55,11 @@ func TestMessagesOutliveAFailedCreation(t *testing.T) {
 	if _, code, _ := localtest.Ask(http.MethodPost, "http://"+c.Brokers[0].HTTP+"/pub?topic=t", "late"); code == http.StatusOK {
 		t.Error("a broker accepts messages of a topic that does not exist")
 	}
+	consumer := newPipe(t, c.Brokers[0].TCP, "consumer")
+	consumer.send([]byte("SUB t archive\n"))
+	if answer := consumer.answer(); !strings.HasPrefix(answer, "E_") {
+		t.Errorf("a consumer would wait for a topic that does not exist: %s", answer)
+	}
 
 	localtest.Run(t, localtest.Program(t, "tbadaptor"), adaptor[1]+"/ping", "--grpc-address="+adaptor[0], "--http-address="+adaptor[1])
 	testkit.WaitFor(t, "a creation", func() bool { return <-create(500) == nil }) // brokers must reach the adaptor first
