@@ -37,9 +37,19 @@ func onSmallDisk(t *testing.T, dir, flag string) *local.Process {
 // well waits until the disk is healthy and the broker accepts a message.
 func (p *filler) well(d *local.Process) {
 	p.t.Helper()
+	health, answer := "", ""
+	p.t.Cleanup(func() {
+		if p.t.Failed() {
+			depth, _, _ := localtest.Ask(http.MethodGet, "http://"+d.HTTP+"/stats?format=json", "")
+			p.t.Logf("health %q, last answer %q, %s\n%s", health, answer, depth, d.AllOutput())
+		}
+	})
 	testkit.WaitFor(p.t, "well, and accepting", func() bool {
-		code, _ := ask(p.t, "http://"+d.HTTP+"/ping", "")
-		return code == http.StatusOK && p.publish() == "OK"
+		var code int
+		if code, health = ask(p.t, "http://"+d.HTTP+"/ping", ""); code == http.StatusOK {
+			answer = p.publish()
+		}
+		return answer == "OK"
 	})
 }
 
