@@ -101,12 +101,13 @@ test: check-generated ## lint, then every test: race detector, random order, rel
 		wait $$programs || failed=$$?; cat build/programs.out; exit $$failed
 	@# tests wait some of their time, and those of whole programs most of it, so more
 	@# packages run at a time than there are processors
-	@$(GO) test -p=$$(( $(CPUS) + 1 )) $(RACE) $(TESTS) $(call longest-first,$(filter-out $(UNRACED),$(ALL)))
-	@# then the tests of files that the race detector's build leaves out
-	$(GO) test -p=$$(( $(CPUS) + 1 )) $(TESTS) -run="^($$(grep -hoE '^func Test\w+' $(LEFT_OUT) | cut -c 6- | paste -sd '|'))$$" $(addprefix ./,$(sort $(dir $(LEFT_OUT))))
-	@($(CLIENTS)) > build/clients.out 2>&1 & clients=$$!; \
+	@$(GO) test -p=$$(( 2 * $(CPUS) )) $(RACE) $(TESTS) $(call longest-first,$(filter-out $(UNRACED),$(ALL)))
+	@# then the tests without the detector, and beside them the client libraries and the tests of files
+	@# that the detector's build leaves out
+	@($(GO) test -p=1 $(TESTS) -run="^($$(grep -hoE '^func Test\w+' $(LEFT_OUT) | cut -c 6- | paste -sd '|'))$$" $(addprefix ./,$(sort $(dir $(LEFT_OUT)))) && \
+			$(CLIENTS)) > build/beside.out 2>&1 & beside=$$!; \
 		$(GO) test -p=$$(( 2 * $(CPUS) )) $(TESTS) $(call longest-first,$(filter-out %/tests/clients,$(UNRACED))); failed=$$?; \
-		wait $$clients || failed=$$?; cat build/clients.out; exit $$failed
+		wait $$beside || failed=$$?; cat build/beside.out; exit $$failed
 
 check: lint ## lint and the unit tests, without the race detector, clusters and client libraries: for between two commits
 	@# most of their time they wait, so more packages run at a time than there are processors
