@@ -528,7 +528,7 @@ func (c *Catalog) insert(t *topic) {
 	for _, id := range t.holders() {
 		b := c.brokers[id]
 		if t.retiring[id] {
-			t.retire(b)
+			b.retiring[name] = true
 		}
 		if t.plan.On(id) >= 0 || t.next != nil && t.next.Plan.On(id) >= 0 {
 			b.topics[name] = true
@@ -592,13 +592,6 @@ func (e TopicActivated) apply(c *Catalog) ([]Effect, error) {
 	}
 	before := c.states(only(e.Topic))
 	t.phase, t.uncreated = Active, false
-	if t.spec.Durability == DurabilityReplicated {
-		for _, b := range c.byID {
-			if b.leftovers[e.Topic] && !b.Connected { // the topic's brokers take over the messages
-				t.retire(b)
-			}
-		}
-	}
 	delete(c.unconfirmed, e.Topic) // the adaptor grants a new contract only after the old shares have ended
 	return c.changes(before), nil
 }

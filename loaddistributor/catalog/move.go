@@ -105,7 +105,8 @@ func (e TopicMoveAborted) apply(c *Catalog) ([]Effect, error) {
 		}
 	}
 	for _, id := range e.Left {
-		t.retire(c.brokers[id])
+		t.retiring[id] = true
+		c.brokers[id].retiring[e.Topic] = true
 	}
 	if from, to := t.spec.Contract(), t.next.Spec.Contract(); to.Rate > from.Rate || to.Burst > from.Burst {
 		// The adaptor may have granted shares of the next contract.
@@ -127,17 +128,9 @@ func (e MemberFound) apply(c *Catalog) ([]Effect, error) {
 	case b == nil || b.topics[e.Topic] || b.retiring[e.Topic] || c.LeftOn(e.Topic, e.Broker) && !c.Keeps(e.Topic, e.Broker):
 		return nil, fmt.Errorf("topic %s found on %s, which is no broker, or of which the catalog knows it: %w", e.Topic, e.Broker, ErrBrokerUnknown)
 	}
-	t.retire(b)
+	t.retiring[e.Broker], b.retiring[e.Topic] = true, true
+	delete(b.leftovers, e.Topic)
 	return nil, nil
-}
-
-// retire makes a broker retire. What the broker keeps of a failed creation becomes part of the topic.
-func (t *topic) retire(b *broker) {
-	name := t.spec.Name()
-	t.retiring[b.ID], b.retiring[name] = true, true
-	if b.leftovers[name] {
-		delete(b.leftovers, name)
-	}
 }
 
 func (e MemberRetired) apply(c *Catalog) ([]Effect, error) {

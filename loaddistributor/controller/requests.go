@@ -121,6 +121,9 @@ func (q *requests) assign(s *Session, now time.Time) {
 		if s.reports.Has(name) && slices.Contains(topic.Retiring, s.broker) || q.cat.next.Expects(name, s.broker) {
 			prepare = append(prepare, name)
 		} else if q.found(s, topic) {
+			if q.cat.next.Keeps(name, s.broker) { // as in prepare
+				q.remove(s, request{topic: name, sent: now}, true)
+			}
 			_, err := q.cat.stage(catalog.MemberFound{Topic: name, Broker: s.broker})
 			_ = mustSucceed("topic "+name+" found on broker "+s.broker, err)
 			if t := s.reports.Topic(name); t != nil {
@@ -161,7 +164,7 @@ func (q *requests) prepare(s *Session, r request, spec *catalog.Spec) {
 			earlier.owners = earlier.owners || earlier.remove && earlier.topic == r.topic
 		}
 	}
-	if kept { // the broker may not know yet that the messages are not of a deleted topic
+	if kept { // the broker must know first that its messages are not of a deleted topic
 		q.remove(s, request{topic: r.topic, sent: r.sent}, true)
 	}
 	contract := ContractProto(spec)
@@ -207,8 +210,9 @@ func (q *requests) announce(name string, spec *catalog.Spec, brokers []string, n
 func (q *requests) remove(s *Session, r request, unused bool) {
 	topic, _ := q.cat.next.Topic(r.topic)
 	b, _ := q.cat.next.Broker(s.broker)
-	uncreated := topic.Uncreated || q.cat.next.Keeps(r.topic, s.broker)
-	if uncreated && q.brokers.untaken(r.topic, b, r.sent) {
+	// A broker that retires has the topic that exists now. An order to remove that topic is about all of it.
+	uncreated := topic.Uncreated || q.cat.next.Keeps(r.topic, s.broker) && (unused || !q.cat.next.Holds(r.topic, s.broker))
+	if uncreated && !unused && q.brokers.untaken(r.topic, b, r.sent) {
 		uncreated = false
 		q.brokers.logLost(r.topic, s.broker)
 	}
