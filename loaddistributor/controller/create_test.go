@@ -369,6 +369,18 @@ var _ = Describe("Creating a topic", func() {
 				b1.node.Sabotage(nil, func(string) error { removals.Add(1); return nil })
 			}
 
+			failingWithoutB1 := func() { // b1 has the topic and is away when the creation fails
+				GinkgoHelper()
+				begin()
+				entered, release := b2.hang()
+				failed := c.creating(context.Background(), spec("t", 100, 5), "")
+				Eventually(entered).Should(BeClosed())
+				Eventually(hasTopic(b1.node, "t")).Should(BeTrue())
+				b1.stop()
+				Eventually(failed).Should(Receive(HaveOccurred()))
+				release()
+			}
+
 			It("for the next creation", func() {
 				begin()
 				failing()
@@ -464,14 +476,7 @@ var _ = Describe("Creating a topic", func() {
 			})
 
 			It("also if the broker is disconnected meanwhile", func() {
-				begin()
-				entered, release := b2.hang()
-				failed := c.creating(context.Background(), spec("t", 100, 5), "")
-				Eventually(entered).Should(BeClosed())
-				Eventually(hasTopic(b1.node, "t")).Should(BeTrue())
-				b1.stop()
-				Eventually(failed).Should(Receive(HaveOccurred()))
-				release()
+				failingWithoutB1()
 				c.join("b1", 60, b1.node)
 				remains()
 				c.mustCreate(spec("t", 100, 5))
@@ -480,14 +485,7 @@ var _ = Describe("Creating a topic", func() {
 			})
 
 			It("also if the broker comes back after the next creation", func() {
-				begin()
-				entered, release := b2.hang()
-				failed := c.creating(context.Background(), spec("t", 100, 5), "")
-				Eventually(entered).Should(BeClosed())
-				Eventually(hasTopic(b1.node, "t")).Should(BeTrue())
-				b1.stop()
-				Eventually(failed).Should(Receive(HaveOccurred()))
-				release()
+				failingWithoutB1()
 				c.mustCreate(spec("t", 50, 5))
 				c.join("b1", 60, b1.node)
 				delivers()
